@@ -80,6 +80,9 @@ def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
     whole = {"model_type": "gemma3_text", **(text or {}), **{key: value for key, value in outer.items() if key in hf}}
     if whole["model_type"] != "gemma3_text":
         raise refusal("text_config", "must have the model_type gemma3_text", whole["model_type"])
+    if whole.get("final_logit_softcapping") is not None:
+        problem = "final_logit_softcapping must be null: transformers' models for images and texts do not cap logits"
+        raise ConfigError(f"config.json: text_config: {problem}", param="final_logit_softcapping")
     try:
         check_keys(whole, GEMMA3_TEXT)
         config = gemma3_text_from_hf(whole)

@@ -4,6 +4,7 @@ In the Llama and Mistral models of MaxText, attention does not scale queries: th
 weights. With `rope_type` "llama3.1" the neighbours of a head are rotated, otherwise its halves.
 """
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +30,8 @@ _SCALED = ("llama", "mistral")  # families with the scale of queries in the weig
 _FAMILIES = (*_SCALED, "qwen2", "qwen3")
 
 MakeRow = Callable[..., TreeRow]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,13 @@ def table(config: ModelConfig, keys: Collection[str], options: MaxTextOptions | 
         ConfigError: MaxText's models of this family have another form.
     """
     options = options or MaxTextOptions()
+    is_scaled = config.rope is not None and config.rope.kind == "llama3"
+    if options.rope_type is None and config.family == "llama" and not is_scaled:
+        logger.warning(
+            "config.json has no rotary scaling llama3, so the halves of heads are rotated, as in MaxText's models "
+            "other than llama3.1. Those rotate neighbours: for one of these add rope_scaling to config.json, and write "
+            '{"table": "maxtext", "options": {"rope_type": "llama3.1"}} to mapping.json; for others write "default"'
+        )
     if config.family not in _FAMILIES:
         message = (
             f"trees of MaxText are read for the families {', '.join(_FAMILIES)}, not for {config.family}; describe the "

@@ -35,6 +35,12 @@ def table(config: ModelConfig) -> TreeTable:
             "set rope_theta in config.json to %d",
             *(config.family, theta, config.rope.theta, theta),
         )
+    if config.family == "llama" and config.rope is not None and config.rope.kind != "default":
+        logger.warning(
+            "Tunix rotates llama without scaling, and config.json has the scaling %s, as Llama 3.1 and 3.2 have: if "
+            "Tunix trained this model for long, remove the scaling from config.json",
+            config.rope.kind,
+        )
 
     def row(key: str, path: str, *operations: TreeOperation) -> TreeRow:
         return TreeRow(f"layers/{{layer}}/{key}", f"blocks.{path}", operations)

@@ -92,6 +92,7 @@ LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
         ({"model_type": "gemma3", "text_config": {"logit_scale": 2.0}}, "logit_scale"),
         ({"model_type": "gemma3", "text_config": {"head_dim": 3}}, "head_dim"),
         ({"model_type": "gemma3", "hidden_size": 2560}, "hidden_size"),
+        ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping"),
         ({"model_type": "gemma", "head_dim": 256}, "model"),
         ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({**GEMMA2, "sliding_window": None}, "sliding_window"),

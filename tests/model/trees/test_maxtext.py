@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.rope import frequencies
+from orca_jax.model.trees import maxtext
 from tests.model.orbax import refusal, save
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.model.trees.layouts import (
@@ -103,6 +104,17 @@ def test_options(tmp_path: Path) -> None:
     tree = maxtext_tree(LLAMA_31, scan_axis=0)
     directory = directory_with(tree, LLAMA_31, tmp_path / "model", param_scan_axis=0, rope_type="default")
     assert_equals_reference(directory, LLAMA_31, exact=False)
+
+
+@pytest.mark.parametrize("rope_type", [None, "default"])
+def test_a_llama_without_scaling_may_be_another_one(
+    rope_type: Literal["default"] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A config.json without the scaling of Llama 3.1 would rotate its heads in the wrong way."""
+    for name in (LLAMA, LLAMA_31, "mistral-window", "qwen3"):
+        caplog.clear()
+        maxtext.table(read_model_config(REFERENCE / name), (), maxtext.MaxTextOptions(rope_type=rope_type))
+        assert ("config.json has no rotary scaling llama3" in caplog.text) == (name == LLAMA and rope_type is None)
 
 
 def test_divided_logits_make_a_head(tmp_path: Path) -> None:

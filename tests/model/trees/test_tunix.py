@@ -50,6 +50,7 @@ def test_the_rotation_of_tunix_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     save_as_tunix(directory / PARAMS, {1: tunix_tree("llama-rope-llama3")})
     assert_equals_reference(directory, "llama-rope-llama3")
     assert "Tunix rotates llama with a rope_theta of 1000000, and config.json has 10000" in caplog.text
+    assert "Tunix rotates llama without scaling, and config.json has the scaling llama3" in caplog.text
 
 
 def test_adapters_are_refused(tmp_path: Path) -> None:
