@@ -19,6 +19,7 @@ from jaxtyping import Array
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Weight
+from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.parameters import bounds_of, copied_columns, first_line, num_copies, stored_shape
 from orca_jax.model.stripes import CopyTarget, TensorRows, aligned_empty, as_range, copy
 from orca_jax.progress import Progress
@@ -95,6 +96,7 @@ def fill(
     config: ModelConfig,
     progress: Progress,
     problems: list[str],
+    not_finite: NotFinite,
 ) -> Iterator[tuple[str, Array]]:
     """Yield each parameter with its path as soon as it is filled.
 
@@ -104,13 +106,15 @@ def fill(
         config: as the mesh holds the model.
         progress: called after each parameter.
         problems: takes a line for each matrix that cannot be read.
+        not_finite: takes the number of such values of each matrix.
     """
     parameters = [_parameter(path, leaf, sources[path]) for path, leaf in leaves.items()]
     done = 0
-    for job, error in _copied(_jobs(parameters), config):
-        if error is not None:
-            problems.append(f"{job.matrix.key}: cannot be read: {first_line(error)}")
+    for job, result in _copied(_jobs(parameters), config):
+        if isinstance(result, OSError):
+            problems.append(f"{job.matrix.key}: cannot be read: {first_line(result)}")
             continue
+        not_finite.add(job.matrix.key, result)
         for part in job.parts:
             part.slab.left -= 1
             if part.slab.left:
@@ -148,10 +152,10 @@ def _jobs(parameters: list[_Parameter]) -> Iterator[_MatrixCopy]:
                     yield _MatrixCopy(matrix, [_Filling(parameter, slab, number)])
 
 
-def _copied(jobs: Iterator[_MatrixCopy], config: ModelConfig) -> Iterator[tuple[_MatrixCopy, OSError | None]]:
-    """Run the jobs in threads, a few ahead, and yield each in order, with its error if it failed."""
+def _copied(jobs: Iterator[_MatrixCopy], config: ModelConfig) -> Iterator[tuple[_MatrixCopy, OSError | int]]:
+    """Run the jobs in threads, a few ahead, and yield each in order, with its result or its error."""
     threads = _num_threads()
-    running: deque[tuple[_MatrixCopy, Future[None]]] = deque()
+    running: deque[tuple[_MatrixCopy, Future[int]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
         for job in jobs:
             if len(running) > threads:
@@ -165,12 +169,11 @@ def _num_threads() -> int:
     return min(MAX_THREADS, os.cpu_count() or 1)
 
 
-def _result(job: _MatrixCopy, future: Future[None]) -> tuple[_MatrixCopy, OSError | None]:
+def _result(job: _MatrixCopy, future: Future[int]) -> tuple[_MatrixCopy, OSError | int]:
     try:
-        future.result()
+        return job, future.result()
     except OSError as error:
         return job, error
-    return job, None
 
 
 def _place(part: _Filling, config: ModelConfig) -> CopyTarget:

@@ -12,7 +12,9 @@ from typing import Protocol, runtime_checkable
 import jax.numpy as jnp
 import numpy as np
 
-STRIPE_BYTES = 2**19
+from orca_jax.model.files.finite import PART_BYTES, num_not_finite
+
+STRIPE_BYTES = PART_BYTES
 _TRANSPOSED_ROWS = 64  # at once, so that each row of the result gets whole cache lines
 _PADDING = 64  # bytes between rows that are transposed: a distance of a power of two would use few lines of a cache
 _ALIGNMENT = 64  # bytes; JAX uses such memory of a host as it is
@@ -78,12 +80,17 @@ class FileMatrix:
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on into a contiguous matrix."""
-        left, place = memoryview(values.view(np.uint8).reshape(-1)), self.begin + start * self.row_bytes
-        while left.nbytes:
-            count = os.preadv(self.descriptor, [left], place)
-            if count == 0:
-                raise OSError("the file ends within the tensor")
-            left, place = left[count:], place + count
+        read_exactly(self.descriptor, self.begin + start * self.row_bytes, values)
+
+
+def read_exactly(descriptor: int, place: int, values: np.ndarray) -> None:
+    """Read a contiguous array from a byte of an open file on. Raises OSError, also if the file ends before."""
+    left = memoryview(values.view(np.uint8).reshape(-1))
+    while left.nbytes:
+        count = os.preadv(descriptor, [left], place)
+        if count == 0:
+            raise OSError("the file ends within the tensor")
+        left, place = left[count:], place + count
 
 
 @dataclass(frozen=True)
@@ -138,16 +145,23 @@ class CopyTarget:
             self.values[:, wanted] = part.T
 
 
-def copy(source: TensorRows, places: Sequence[CopyTarget]) -> None:
-    """Fill all places from one matrix; each of its rows that is needed is read once. Raises OSError."""
+def copy(source: TensorRows, places: Sequence[CopyTarget]) -> int:
+    """Fill all places from one matrix; each of its rows that is needed is read once.
+
+    Returns:
+        the number of read values that are NaN or infinite.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     places = [place for place in places if place.values.size]
     if not places:
-        return
+        return 0
     if len(places) == 1 and places[0].is_direct(source):
-        return source.read_into(places[0].rows.start, places[0].values)
+        return _read_directly(source, places[0].rows.start, places[0].values)
     start = min(place.file_rows.start for place in places)
     stop = max(place.file_rows.stop for place in places)
-    step = max(1, STRIPE_BYTES // (source.row_bytes * _TRANSPOSED_ROWS)) * _TRANSPOSED_ROWS
+    step, count = max(1, STRIPE_BYTES // (source.row_bytes * _TRANSPOSED_ROWS)) * _TRANSPOSED_ROWS, 0
     memory = np.empty((min(step, stop - start), source.num_columns), source.dtype)
     rows_read = memory
     if all(place.values.dtype == source.dtype for place in places):
@@ -157,8 +171,20 @@ def copy(source: TensorRows, places: Sequence[CopyTarget]) -> None:
     scratch = [place.scratch() for place in places]
     for row in range(start, stop, step):
         source.read_into(row, memory[: stop - row])
+        count += num_not_finite(memory[: stop - row])
         for place, own in zip(places, scratch, strict=True):
             place.take(row, rows_read[: stop - row], own)
+    return count
+
+
+def _read_directly(source: TensorRows, start: int, values: np.ndarray) -> int:
+    """Read rows to their place, and count those that are not finite while they are in the caches."""
+    step, count = max(1, STRIPE_BYTES // source.row_bytes), 0
+    for row in range(0, len(values), step):
+        part = values[row : row + step]
+        source.read_into(start + row, part)
+        count += num_not_finite(part)
+    return count
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

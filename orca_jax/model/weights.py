@@ -1,6 +1,5 @@
 """Load Hugging Face directories: safetensors, one file or many, directly into sharded arrays (`shards.py`)."""
 
-import json
 import logging
 import math
 import os
@@ -10,20 +9,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
-from safetensors import SafetensorError, safe_open
 
+from orca_jax.checks import json_value, open_regular
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.files.finite import NotFinite
+from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, split_layer, stored_shape
 from orca_jax.model.shards import Source, fill
 from orca_jax.model.stripes import DTYPES, FileMatrix, TensorRows
@@ -39,14 +40,24 @@ _COMPARED = 2**22  # numbers of a table in memory at once
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class FileTensor(Protocol):
+    """The type of a tensor, in the words of safetensors, and its shape."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 @dataclass
 class Files:
-    """Open files of a checkpoint. `tensors` maps each key to its file; `unreadable` holds the keys in broken files.
+    """Open files of a checkpoint, with their tensors by key. `unreadable` holds the keys in broken files.
 
     `rows` has the vectors and matrices of numbers.
     """
 
-    tensors: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, FileTensor] = field(default_factory=dict)
     rows: dict[str, TensorRows] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
@@ -112,11 +123,12 @@ def load_files(
         raise CheckpointError(source, problems)
     matrices = {path: _matrices(path, leaf, sources, files, wanted.first_layer) for path, leaf in leaves.items()}
     values: dict[str, Array] = {}
-    parts = wanted.make_parts()
-    for path, array in fill(leaves, matrices, config, progress, problems):
+    parts, not_finite = wanted.make_parts(), NotFinite()
+    for path, array in fill(leaves, matrices, config, progress, problems, not_finite):
         values |= parts(path, array)
     if problems:
         raise CheckpointError(source, problems)
+    not_finite.warn(source)
     return wanted.filled(values)
 
 
@@ -154,8 +166,8 @@ def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelC
         if key not in files.tensors or head is None:
             return config
         try:
-            same = _is_equal(files.tensors[key].get_slice(key), files.tensors[head].get_slice(head), dtype)
-        except (SafetensorError, OSError) as error:
+            same = key in files.rows and head in files.rows and _is_equal(files.rows[key], files.rows[head], dtype)
+        except OSError as error:
             raise CheckpointError(str(directory), [f"{head}: cannot be read: {first_line(error)}"]) from None
     if same:
         return config
@@ -170,16 +182,18 @@ def _head_names(family: Family, config: ModelConfig) -> tuple[str, ...]:
     return (head.key, *head.others)
 
 
-def _is_equal(one: Any, other: Any, dtype: DType) -> bool:
-    """Compare two tables in `dtype`, a part of the rows at a time."""
-    shape = one.get_shape()
-    if len(shape) != 2 or other.get_shape() != shape or {one.get_dtype(), other.get_dtype()} - DTYPES.keys():
+def _is_equal(one: TensorRows, other: TensorRows, dtype: DType) -> bool:
+    """Compare two tables in `dtype`, a part of the rows at a time. Raises OSError."""
+    if (one.num_rows, one.num_columns) != (other.num_rows, other.num_columns):
         return False  # what is wrong is reported with the other problems of the files
-    step = max(1, _COMPARED // max(1, shape[1]))
-    for start in range(0, shape[0], step):
-        rows = slice(start, min(start + step, shape[0]))
-        first, second = (np.asarray(table[rows]).astype(jnp.dtype(dtype)) for table in (one, other))
-        if not np.array_equal(first, second):
+    step = max(1, _COMPARED // max(1, one.num_columns))
+    for start in range(0, one.num_rows, step):
+        parts = []
+        for table in (one, other):
+            rows = np.empty((min(step, table.num_rows - start), table.num_columns), table.dtype)
+            table.read_into(start, rows)
+            parts.append(rows.astype(jnp.dtype(dtype)))
+        if not np.array_equal(parts[0], parts[1]):
             return False
     return True
 
@@ -189,42 +203,31 @@ def _open(directory: Path, stack: ExitStack) -> Files:
     files, room = Files(), MAX_HEADER_BYTES
     for name, keys in _file_names(directory).items():
         try:
-            room -= _header_bytes(directory / name)
-            if room < 0:
-                raise OSError(f"the headers have more than {MAX_HEADER_BYTES} bytes")
-            opened = stack.enter_context(safe_open(directory / name, framework="numpy"))
-            files.rows |= _rows(directory / name, stack)
-        except (SafetensorError, OSError) as error:
+            descriptor = open_regular(directory / name)
+            stack.callback(os.close, descriptor)
+            tensors, used = read_header(descriptor, room)
+        except OSError as error:
             files.problems.append(f"{name}: cannot be read: {first_line(error)}")
             files.unreadable |= keys
             continue
-        found = set(opened.keys())
+        room -= used
+        found = tensors.keys()
         files.problems += [
             f"{key}: missing from {name}, although the index lists it there" for key in sorted(keys - found)
         ]
         files.unreadable |= keys - found
-        files.tensors |= dict.fromkeys(found, opened)
+        files.tensors |= tensors
+        files.rows |= _rows(tensors, descriptor)
     return files
 
 
-def _header_bytes(path: Path) -> int:
-    if not path.is_file():  # a pipe would block
-        raise OSError("it is missing or not a regular file")
-    with path.open("rb") as file:
-        return int.from_bytes(file.read(8), "little")
-
-
-def _rows(path: Path, stack: ExitStack) -> dict[str, FileMatrix]:
-    """The vectors and matrices of a file with a header that the library has checked."""
-    descriptor = os.open(path, os.O_RDONLY)
-    stack.callback(os.close, descriptor)
-    size = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+def _rows(tensors: Mapping[str, StoredTensor], descriptor: int) -> dict[str, FileMatrix]:
+    """The vectors and matrices of a file."""
     found = {}
-    for key, entry in json.loads(os.pread(descriptor, size, 8)).items():
-        if key != "__metadata__" and entry["dtype"] in DTYPES and len(entry["shape"]) in (1, 2):
-            *rows, columns = entry["shape"]
-            begin = 8 + size + entry["data_offsets"][0]
-            found[key] = FileMatrix(key, math.prod(rows), columns, DTYPES[entry["dtype"]], descriptor, begin)
+    for key, tensor in tensors.items():
+        if tensor.dtype in DTYPES and len(tensor.shape) in (1, 2):
+            rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+            found[key] = FileMatrix(key, rows, columns, DTYPES[tensor.dtype], descriptor, tensor.begin)
     return found
 
 
@@ -240,9 +243,9 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
     if path.stat().st_size > MAX_INDEX_BYTES:
         raise CheckpointError(str(directory), [f"{INDEX} has more than {MAX_INDEX_BYTES} bytes"])
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json_value(path.read_text(encoding="utf-8"))["weight_map"]
         entries = [(key, str(name)) for key, name in weight_map.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{INDEX}: weight_map cannot be read ({repr(error)[:200]})"
         raise CheckpointError(str(directory), [problem]) from error
     names: dict[str, set[str]] = defaultdict(set)
@@ -299,11 +302,11 @@ def _compare(
                 if key not in files.unreadable:
                     problems[f"{key}: missing"] = None
                 continue
-            tensor = files.tensors[key].get_slice(key)
-            if tuple(tensor.get_shape()) != shape:
-                problems[f"{key}: shape {tensor.get_shape()}, the model needs {list(shape)}"] = None
-            if tensor.get_dtype() not in DTYPES:
-                problems[f"{key}: type {tensor.get_dtype()} is not supported, only {', '.join(DTYPES)}"] = None
+            tensor = files.tensors[key]
+            if tensor.shape != shape:
+                problems[f"{key}: shape {list(tensor.shape)}, the model needs {list(shape)}"] = None
+            if tensor.dtype not in DTYPES:
+                problems[f"{key}: type {tensor.dtype} is not supported, only {', '.join(DTYPES)}"] = None
     used = {key for source in sources.values() for key in source.keys}
     if config.tied_embeddings:
         used.update(_head_names(family, config))  # some files repeat the embedding

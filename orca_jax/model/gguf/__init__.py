@@ -1,1 +1,1 @@
-"""GGUF files: the configuration in their metadata, and their weights. The library `gguf` reads them."""
+"""GGUF files: the configuration in their metadata, and their weights. The library `gguf` knows their types."""

@@ -1,20 +1,16 @@
 """The configuration of a model in a GGUF file, from its metadata, with the names of a Hugging Face config.json.
 
-The library `gguf` (the extra `gguf`) reads the file. A key of the architecture that is not known here may change the
-results, so it is refused by name.
+A key of the architecture that is not known here may change the results, so it is refused by name.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orca_jax.checks import short
 from orca_jax.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
+from orca_jax.model.gguf.header import GgufHeader, read_header
 
 _LLAMA = {
     "context_length": "max_position_embeddings",
@@ -93,36 +89,9 @@ ARCHITECTURES = {
 }
 
 
-def open_gguf(path: str | Path) -> "GGUFReader":
-    """Return the reader of a file. It is kept while the file stays the same, since long vocabularies take seconds.
-
-    Raises:
-        ConfigError: the library is not installed, or the file cannot be read.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"{path} is not a file; give a GGUF file, a model directory or ORG/NAME", param="model")
-    state = path.stat()
-    return _open(path, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=1)
-def _open(path: Path, changed: int, size: int) -> "GGUFReader":
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        message = f"{path}: GGUF files need the library gguf ({error}); run: pip install 'orca-jax[gguf]'"
-        raise ConfigError(message, param="model") from None
-    try:
-        return GGUFReader(path)
-    except Exception as error:  # the library raises errors of many classes for damaged files
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} cannot be read as GGUF ({reason[:200]}); download it again", param="model") from None
-
-
-def architecture_of(reader: "GGUFReader", path: str | Path) -> tuple[str, Architecture]:
+def architecture_of(header: GgufHeader, path: str | Path) -> tuple[str, Architecture]:
     """The architecture of a file, with its name. Raises ConfigError if it is not supported."""
-    name = _value(reader, "general.architecture")
+    name = header.fields.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ConfigError(f"{path}: architecture {short(name)} is not supported, only {known}", param="model")
@@ -136,20 +105,20 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is one of several parts, or has an architecture or a key that is not
             supported. The message names it.
     """
-    reader = open_gguf(path)
-    name, architecture = architecture_of(reader, path)
-    if (_value(reader, "split.count") or 1) > 1:
+    header = read_header(path)
+    name, architecture = architecture_of(header, path)
+    if header.fields.get("split.count", 0) not in (0, 1):
         raise ConfigError(f"{path} is one of several parts; merge them with llama-gguf-split --merge", param="model")
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    values = {key.removeprefix(f"{name}."): _value(reader, key) for key in reader.fields if key.startswith(f"{name}.")}
+    tensors, begin = header.tensors, f"{name}."
+    values = {key.removeprefix(begin): value for key, value in header.fields.items() if key.startswith(begin)}
     found = {architecture.keys[key]: value for key, value in values.items() if key in architecture.keys}
     hf = {"model_type": architecture.model_type, **architecture.constants, **found}
-    if "token_embd.weight" in tensors:  # the shape has the columns first
-        hf.setdefault("vocab_size", int(tensors["token_embd.weight"].shape[-1]))
+    if "token_embd.weight" in tensors:
+        hf.setdefault("vocab_size", tensors["token_embd.weight"].shape[0])
     hf["tie_word_embeddings"] = "output.weight" not in tensors
     hf |= {key: tensor in tensors for key, tensor in architecture.biases.items()}
     for key in ("bos", "eos"):
-        hf[f"{key}_token_id"] = _value(reader, f"tokenizer.ggml.{key}_token_id")
+        hf[f"{key}_token_id"] = header.fields.get(f"tokenizer.ggml.{key}_token_id")
     others = values.keys() - architecture.keys.keys()
     rotated, head_dim = values.get("rope.dimension_count"), _head_dim(hf)
     if architecture.model_type == "phi3" and isinstance(rotated, int) and head_dim > 0:
@@ -169,12 +138,3 @@ def _head_dim(hf: Mapping[str, Any]) -> int:
     if isinstance(head_dim, int):
         return head_dim
     return embed // heads if isinstance(heads, int) and isinstance(embed, int) and heads > 0 else 0
-
-
-def _value(reader: "GGUFReader", key: str) -> Any:
-    """The value of a key, or None."""
-    import numpy as np  # a front end describes models without it
-
-    found = reader.get_field(key)
-    value = None if found is None else found.contents()
-    return float(str(np.float32(value))) if isinstance(value, float) else value  # 1e-6, not the nearest float32

@@ -1,24 +1,29 @@
 """Load the weights of a GGUF file. Quantised tensors are dequantised by the library, a few rows at a time."""
 
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from flax import nnx
 
+from orca_jax.checks import open_regular
 from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
-from orca_jax.model.gguf.config import Architecture, architecture_of, open_gguf
-from orca_jax.model.parameters import Wanted
+from orca_jax.model.gguf.config import Architecture, architecture_of
+from orca_jax.model.gguf.header import GgufTensor, read_header
+from orca_jax.model.parameters import Wanted, first_line
+from orca_jax.model.stripes import read_exactly
 from orca_jax.model.weights import Files, load_files
 from orca_jax.progress import Progress
 
 if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType, ReaderTensor
+    from gguf import GGMLQuantizationType
 
 _SCALED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
@@ -32,23 +37,19 @@ class GgufMatrix:
     """
 
     key: str
-    tensor: "ReaderTensor"
+    tensor: GgufTensor
+    descriptor: int
     permutation: np.ndarray | None = None
 
     dtype = np.dtype(np.float32)
 
     @property
-    def shape(self) -> list[int]:
-        """As in safetensors: GGUF has the columns first."""
-        return [int(size) for size in reversed(self.tensor.shape)]
-
-    @property
     def num_rows(self) -> int:
-        return self.shape[0] if len(self.shape) > 1 else 1
+        return self.tensor.shape[0] if len(self.tensor.shape) > 1 else 1
 
     @property
     def num_columns(self) -> int:
-        return self.shape[-1]
+        return self.tensor.shape[-1]
 
     @property
     def row_bytes(self) -> int:
@@ -56,30 +57,30 @@ class GgufMatrix:
 
     @property
     def order(self) -> tuple[int, int]:
-        return 0, int(self.tensor.data_offset)
+        return 0, self.tensor.begin
 
     def read_into(self, start: int, values: np.ndarray) -> None:
-        """Dequantise the rows from `start` on into a contiguous matrix."""
+        """Dequantise the rows from `start` on into a contiguous matrix. Raises OSError."""
         from gguf import dequantize
 
-        rows: slice | np.ndarray = slice(start, start + len(values))
-        data = self.tensor.data.reshape(self.num_rows, -1)
-        if self.permutation is not None and len(self.shape) > 1:
-            rows = self.permutation[rows]
-        found = dequantize(data[rows], self.tensor.tensor_type)
-        values[:] = found if self.permutation is None or len(self.shape) > 1 else found[:, self.permutation]
+        needed = np.arange(start, start + len(values))
+        is_matrix = len(self.tensor.shape) > 1
+        if self.permutation is not None and is_matrix:
+            needed = self.permutation[needed]
+        first, row_bytes = int(needed.min()), self.tensor.row_bytes
+        rows = np.empty((int(needed.max()) + 1 - first, row_bytes), np.uint8)
+        read_exactly(self.descriptor, self.tensor.begin + first * row_bytes, rows)
+        if self.permutation is not None and is_matrix:
+            rows = rows[needed - first]
+        found = dequantize(rows, self.tensor.kind)
+        values[:] = found if self.permutation is None or is_matrix else found[:, self.permutation]
 
-    def get_slice(self, key: str) -> "GgufMatrix":
-        """This tensor, as a file of safetensors returns it."""
-        return self
 
-    def get_shape(self) -> list[int]:
-        """The rows and columns."""
-        return self.shape
+class GgufShape(NamedTuple):
+    """The type of a tensor in the words of safetensors, or that of GGUF if the library cannot dequantise it."""
 
-    def get_dtype(self) -> str:
-        """The type in the words of safetensors, or that of GGUF if the library cannot dequantise it."""
-        return "F32" if _is_readable(self.tensor.tensor_type) else self.tensor.tensor_type.name
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
@@ -89,25 +90,30 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
         ConfigError: the library is not installed, or the file cannot be read.
         CheckpointError: lists every missing, unexpected and misshapen tensor, and those of unknown types.
     """
-    reader = open_gguf(path)
-    name, architecture = architecture_of(reader, path)
-    stored = {tensor.name: tensor for tensor in reader.tensors}
+    header = read_header(path)
+    name, architecture = architecture_of(header, path)
+    stored = dict(header.tensors)
     scaled = [f"{key}: scaled rotary positions are not supported from GGUF" for key in _SCALED if key in stored]
     if scaled:
         raise CheckpointError(str(path), scaled, remedy="Use the model with safetensors")
     table = tuple(_in_gguf(weight, architecture) for weight in FAMILIES[config.family].weights(config))
     files = Files()
     num_layers = min(config.num_layers, len(stored))  # more of them are refused by `load_files`
-    for key, theirs in _names(table, name, replace(config, num_layers=num_layers)):
-        if theirs in stored:
-            permutation = None
-            if architecture.is_permuted and theirs.endswith(_PERMUTED):
-                permutation = permuted_rows(int(stored[theirs].shape[-1]), config.head_dim)
-            rows = GgufMatrix(key, stored.pop(theirs), permutation)
-            files.tensors[key] = files.rows[key] = rows
-    for theirs, tensor in stored.items():
-        files.tensors[theirs] = GgufMatrix(theirs, tensor)
-    return load_files(str(path), files, table, config, wanted, progress)
+    keys = {theirs: key for key, theirs in _names(table, name, replace(config, num_layers=num_layers))}
+    files.tensors |= {keys.get(theirs, theirs): _described(tensor) for theirs, tensor in stored.items()}
+    with ExitStack() as stack:
+        try:
+            descriptor = open_regular(path)
+        except OSError as error:
+            raise CheckpointError(str(path), [f"the file cannot be read: {first_line(error)}"]) from None
+        stack.callback(os.close, descriptor)
+        for theirs, key in keys.items():
+            if theirs in stored:
+                permutation = None
+                if architecture.is_permuted and theirs.endswith(_PERMUTED):
+                    permutation = permuted_rows(stored[theirs].shape[0], config.head_dim)
+                files.rows[key] = GgufMatrix(key, stored[theirs], descriptor, permutation)
+        return load_files(str(path), files, table, config, wanted, progress)
 
 
 def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:
@@ -115,7 +121,7 @@ def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:
 
     GGUF has the two numbers of a rotated pair next to each other; here they are half a head apart.
     """
-    stored = np.arange(num_rows).reshape(-1, head_dim // 2, 2)
+    stored = np.arange(num_rows - num_rows % head_dim).reshape(-1, head_dim // 2, 2)
     return stored.swapaxes(1, 2).reshape(-1)
 
 
@@ -141,6 +147,10 @@ def _names(table: tuple[Weight, ...], architecture: str, config: ModelConfig) ->
         theirs = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if theirs is not None:
             yield key, theirs
+
+
+def _described(tensor: GgufTensor) -> GgufShape:
+    return GgufShape("F32" if _is_readable(tensor.kind) else tensor.kind.name, tensor.shape)
 
 
 def _is_readable(kind: "GGMLQuantizationType") -> bool:

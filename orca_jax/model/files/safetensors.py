@@ -1,0 +1,90 @@
+"""The header of a safetensors file: read, not mapped, and compared with the size of the file.
+
+A process that reads a mapped file beyond its end is killed (SIGBUS). A plain read of a file that is cut meanwhile is an
+error, which names the file.
+"""
+
+import json
+import math
+import os
+from typing import Any, NamedTuple
+
+from orca_jax.checks import short
+from orca_jax.model.stripes import DTYPES
+
+METADATA = "__metadata__"
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a file.
+
+    Attributes:
+        dtype: in the words of safetensors.
+        shape: rows first.
+        begin: its first byte in the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+
+def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], int]:
+    """Read the tensors of an open file, by their names, and the bytes of its header.
+
+    Args:
+        descriptor: of the file.
+        limit: most bytes of the header.
+
+    Raises:
+        OSError: the header is larger or damaged, a tensor is listed twice, or the file has another size than the header
+            says, for example since a download was cut.
+    """
+    size = os.fstat(descriptor).st_size
+    first = os.pread(descriptor, 8, 0)
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or length > size - 8:
+        raise OSError(f"it has {size} bytes, and its header needs {8 + length}: it was cut, or is not a safetensors file")
+    if length > limit:
+        raise OSError(f"its header has {length} bytes, and at most {limit} are read")
+    try:
+        header = json.loads(os.pread(descriptor, length, 8).decode(), object_pairs_hook=_once)
+        entries = {name: _tensor(name, entry) for name, entry in header.items() if name != METADATA}
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise OSError(f"its header is damaged: {error}") from None
+    place = 0
+    for name, ((begin, end), _) in sorted(entries.items(), key=lambda item: item[1][0]):
+        if begin != place:
+            raise OSError(f"its header is damaged: {short(name)} begins at {begin}, behind data that end at {place}")
+        place = end
+    if 8 + length + place != size:
+        raise OSError(f"it has {size} bytes, and by its header {8 + length + place}: it was cut or changed")
+    tensors = {
+        name: StoredTensor(dtype, shape, 8 + length + begin) for name, ((begin, _), (dtype, shape)) in entries.items()
+    }
+    return tensors, length
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{short(key)} is listed twice")
+        found[key] = value
+    return found
+
+
+def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], tuple[str, tuple[int, ...]]]:
+    """The bytes, the type and the shape of a tensor. Raises ValueError."""
+    name.encode()  # half of a surrogate pair cannot be written anywhere: UnicodeEncodeError
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{short(name)} has no dtype, shape and data_offsets") from None
+    numbers = (*shape, begin, end)
+    if not isinstance(dtype, str) or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise ValueError(f"{short(name)} has a wrong dtype, shape or data_offsets")
+    known = DTYPES.get(dtype)
+    if end < begin or (known is not None and end - begin != math.prod(shape) * known.itemsize):
+        raise ValueError(f"{short(name)} has {end - begin} bytes, which are not its shape {short(list(shape))}")
+    return (begin, end), (dtype, shape)

@@ -1,0 +1,204 @@
+"""The header of a GGUF file: its metadata and the places of its tensors, read and compared with the size of the file.
+
+The format is described in docs/gguf.md of ggml. The reader of the library `gguf` maps the file, and a process that
+reads a mapped file beyond its end is killed (SIGBUS). Here a file that is cut meanwhile is an error.
+"""
+
+import math
+import os
+import struct
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from orca_jax.checks import open_regular, short
+from orca_jax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
+
+MAX_HEADER_BYTES = 256 * 2**20  # a vocabulary of 262,144 tokens has 20 MB
+MAX_FIELDS = 10_000  # of the metadata
+MAX_TENSORS = 500_000
+MAX_LISTED = 4096  # values of a list that are kept; vocabularies are not needed here
+_MAX_DIMENSIONS = 4  # as in ggml
+_VERSIONS = (2, 3)
+_FORMATS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
+"""Types of numbers, in the words of `struct`."""
+_FLOAT32, _TEXT, _LIST = 6, 8, 9
+
+
+class GgufTensor(NamedTuple):
+    """A tensor of a file.
+
+    Attributes:
+        shape: rows first, as in safetensors.
+        kind: type of its values.
+        begin: its first byte in the file.
+        row_bytes: bytes of a row in the file.
+    """
+
+    shape: tuple[int, ...]
+    kind: "GGMLQuantizationType"
+    begin: int
+    row_bytes: int
+
+
+class GgufHeader(NamedTuple):
+    """The metadata of a file by their keys, and its tensors by their names.
+
+    Of a list with more than `MAX_LISTED` values, the metadata have a text with their number.
+    """
+
+    fields: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+
+class _Damaged(Exception):
+    """The file is not GGUF, or cannot be read as such."""
+
+
+@dataclass
+class _Cursor:
+    """Reads an open file from its begin on, in parts, up to a limit."""
+
+    descriptor: int
+    end: int
+    place: int = 0  # in the file, of the first byte that is not in `_held`
+    _held: memoryview = field(default_factory=lambda: memoryview(b""))
+
+    @property
+    def position(self) -> int:
+        return self.place - len(self._held)
+
+    def take(self, count: int) -> memoryview:
+        if count > self.end - self.position:
+            raise _Damaged(f"its header needs {self.position + count} bytes, and {self.end} can be read")
+        if count > len(self._held):
+            more = os.pread(self.descriptor, max(2**20, count), self.place)
+            self.place += len(more)
+            self._held = memoryview(bytes(self._held) + more)
+            if count > len(self._held):
+                raise _Damaged("it ends within its header")
+        found, self._held = self._held[:count], self._held[count:]
+        return found
+
+    def number(self, code: str) -> Any:
+        """One number, as `struct` names its type."""
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
+
+    def text(self) -> str:
+        return bytes(self.take(self.number("Q"))).decode()
+
+    def value(self, kind: int, key: str) -> Any:
+        """A value of the metadata."""
+        if kind == _TEXT:
+            return self.text()
+        if kind == _LIST:
+            return self._list(key)
+        if kind not in _FORMATS:
+            raise _Damaged(f"{short(key)} has the unknown type {kind}")
+        value = self.number(_FORMATS[kind])
+        return _shortest(value) if kind == _FLOAT32 else value
+
+    def _list(self, key: str) -> list[Any] | str:
+        kind, count = self.number("I"), self.number("Q")
+        if kind != _TEXT and kind not in _FORMATS:
+            raise _Damaged(f"{short(key)} is a list of values of the unknown type {kind}")
+        if count <= MAX_LISTED:
+            return [self.value(kind, key) for _ in range(count)]
+        if kind == _TEXT:
+            for _ in range(count):  # each takes 8 bytes at least
+                self.take(self.number("Q"))
+        else:
+            self.take(count * struct.calcsize(_FORMATS[kind]))
+        return f"a list of {count} values"
+
+
+def read_header(path: str | Path) -> GgufHeader:
+    """Read the header of a file. It is kept while the file stays the same, since long vocabularies take a second.
+
+    Raises:
+        ConfigError: the library `gguf` is not installed, or the file cannot be read, is damaged, or was cut.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file; give a GGUF file, a model directory or ORG/NAME", param="model")
+    state = path.stat()
+    return _header(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1)
+def _header(path: Path, changed: int, size: int) -> GgufHeader:
+    try:
+        import gguf  # noqa: F401 - its tables of types are needed below
+    except ImportError as error:
+        message = f"{path}: GGUF files need the library gguf ({error}); run: pip install 'orca-jax[gguf]'"
+        raise ConfigError(message, param="model") from None
+    with ExitStack() as stack:
+        try:
+            descriptor = open_regular(path)
+            stack.callback(os.close, descriptor)
+            return _read(descriptor)
+        except (_Damaged, OSError, UnicodeDecodeError) as error:
+            message = f"{path} cannot be read as GGUF: {error}; download it again"
+            raise ConfigError(message, param="model") from None
+
+
+def _read(descriptor: int) -> GgufHeader:
+    size = os.fstat(descriptor).st_size
+    cursor = _Cursor(descriptor, min(size, MAX_HEADER_BYTES))
+    if bytes(cursor.take(4)) != b"GGUF":
+        raise _Damaged("it does not begin with GGUF")
+    if (version := cursor.number("I")) not in _VERSIONS:
+        raise _Damaged(f"version {version} is not supported, only {_VERSIONS} in the order little-endian")
+    num_tensors, num_fields = cursor.number("Q"), cursor.number("Q")
+    if num_tensors > MAX_TENSORS or num_fields > MAX_FIELDS:
+        limits = f"at most {MAX_TENSORS} tensors and {MAX_FIELDS} fields are read"
+        raise _Damaged(f"its header lists {num_tensors} tensors and {num_fields} fields; {limits}")
+    fields: dict[str, Any] = {}
+    for _ in range(num_fields):
+        key, kind = cursor.text(), cursor.number("I")
+        if key in fields:
+            raise _Damaged(f"{short(key)} is listed twice")
+        fields[key] = cursor.value(kind, key)
+    found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    for _ in range(num_tensors):
+        name, dimensions = cursor.text(), cursor.number("I")
+        if name in found or not 1 <= dimensions <= _MAX_DIMENSIONS:
+            problem = "is listed twice" if name in found else f"has {dimensions} dimensions"
+            raise _Damaged(f"tensor {short(name)} {problem}")
+        shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
+        found[name] = shape, cursor.number("I"), cursor.number("Q")
+    alignment = fields.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise _Damaged(f"general.alignment must be a power of two, got {short(alignment)}")
+    begin = -(-cursor.position // alignment) * alignment
+    return GgufHeader(fields, {name: _tensor(name, entry, begin, size) for name, entry in found.items()})
+
+
+def _tensor(name: str, entry: tuple[tuple[int, ...], int, int], begin: int, size: int) -> GgufTensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    shape, number, offset = entry
+    try:
+        kind = GGMLQuantizationType(number)
+        values, num_bytes = GGML_QUANT_SIZES[kind]
+    except (KeyError, ValueError):
+        raise _Damaged(f"tensor {short(name)} has the unknown type {number}") from None
+    if shape[-1] % values:
+        raise _Damaged(f"tensor {short(name)} has {shape[-1]} columns, and {kind.name} stores {values} together")
+    row_bytes, first = shape[-1] // values * num_bytes, begin + offset
+    if (end := first + math.prod(shape[:-1]) * row_bytes) > size:
+        raise _Damaged(f"it has {size} bytes, and tensor {short(name)} ends at {end}: it was cut or changed")
+    return GgufTensor(shape, kind, first, row_bytes)
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal number that is this float32, such as 1e-6."""
+    import numpy as np  # a front end describes models without it
+
+    return float(str(np.float32(value)))
