@@ -20,12 +20,13 @@ from orca_jax.build.updates import PutInPlace
 from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, save_leaves, views_of
+from orca_jax.model.files.digests import check_digests
+from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
 from orca_jax.model.packed import held_values, plain_shape
 from orca_jax.model.parameters import (
     first_line,
     flat_parameters,
-    num_copies,
     path_of,
     split_layer,
     with_layers,
@@ -85,6 +86,7 @@ class WeightUpdater:
             if folder is None:
                 problem = f"the path is not an Orbax checkpoint, and has no folder {PARAMS}/ with one"
                 raise CheckpointError(str(root), [problem])
+            check_digests(root)
             tree = read_tree(folder)
             mapping = read_mapping(root) or self._mapping
             open_array: Callable[[Keys], ArrayOfTree] = partial(open_stored, tree)
@@ -99,7 +101,7 @@ class WeightUpdater:
         return views
 
     def _put(self, views: Mapping[str, View], progress: Callable[[], None]) -> None:
-        config, stacked = self._placed.config, with_layers(self._of_model)
+        config, stacked, not_finite = self._placed.config, with_layers(self._of_model), NotFinite()
         own = [stage for stage in self._placed.stages if stage.is_local]
         for placed, stage in zip(own, self._executor.stages, strict=True):
             state, first = nnx.state(placed.shapes), placed.shapes.span.start
@@ -112,9 +114,10 @@ class WeightUpdater:
                     view = Entry(view, 0, first + layer)
                 elif path in stacked:
                     view = Taken(view, 0, np.arange(first, first + leaf.shape[0]))
-                values = read_parameter(view, leaf, num_copies(whole, config), config.head_dim)
+                values = read_parameter(whole, view, leaf, config, not_finite)
                 stage.put_weight(index, held_values(held[path], values))
                 progress()
+        not_finite.warn("the new weights")
 
 
 def save(params: Any, folder: Path) -> None:

@@ -11,6 +11,7 @@ import jax
 from orca_jax.convert.source import CONFIG, Conversion
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import QUANT_METHOD
+from orca_jax.model.files.digests import write_digests
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import progress_bar
@@ -41,6 +42,7 @@ def convert(job: Conversion) -> None:
         for file in job.copied:
             shutil.copyfile(file, fresh / file.name)
         save_decoder(decoder, fresh, job.dtype)
+        write_digests(fresh)
         (fresh / CONFIG).write_text(_described(job, decoder), encoding="utf-8")
         _replace(job.output, fresh)
     finally:

@@ -20,6 +20,8 @@ from jaxtyping import Array
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
+from orca_jax.model.files.digests import check_digests
+from orca_jax.model.files.finite import PART_BYTES, NotFinite, num_not_finite
 from orca_jax.model.orbax_files import CONVERT_AGAIN, PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
 from orca_jax.model.own import own_class
 from orca_jax.model.parameters import (
@@ -88,9 +90,11 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
         progress: called after each parameter.
 
     Raises:
-        CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other types.
+        CheckpointError: a file has other bytes than those of params.sha256; or it lists every missing, unexpected,
+            misshapen and unreadable parameter, and those of other types.
         ConfigError: mapping.json is wrong, or the table of the tree does not support the family.
     """
+    check_digests(directory)
     tree = read_tree(orbax_root(directory.absolute()) or directory.absolute() / PARAMS)
     if any(keys[-2:] == ("kernel", "values") for keys in tree.leaves):
         if wanted.kind is None:
@@ -100,18 +104,19 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
     views, problems = views_of(tree, partial(open_stored, tree), wanted.of_model, config, read_mapping(directory))
     leaves, stacked = flat_parameters(wanted.shapes), with_layers(wanted.of_model)
     values: dict[str, Array] = {}
-    parts = wanted.make_parts()
+    parts, not_finite = wanted.make_parts(), NotFinite()
     for number, (path, leaf) in enumerate(leaves.items() if not problems else (), start=1):
         try:
             view = views[path]
             if path in stacked:
                 view = Taken(view, 0, np.arange(wanted.first_layer, wanted.first_layer + leaf.shape[0]))
-            values |= parts(path, read_parameter(view, leaf, num_copies(path, config), config.head_dim))
+            values |= parts(path, read_parameter(path, view, leaf, config, not_finite))
         except Exception as error:
             problems.append(f"{path}: cannot be read: {first_line(error)}")
         progress(number, len(leaves))
     if problems:
         raise CheckpointError(str(tree.folder), problems, remedy=SAVE_AGAIN)
+    not_finite.warn(str(tree.folder))
     return wanted.filled(values)
 
 
@@ -229,13 +234,20 @@ def _problem(opened: ArrayOfTree, types: Sequence[str]) -> str | None:
     return None
 
 
-def read_parameter(view: View, leaf: jax.ShapeDtypeStruct, copies: int, head_dim: int) -> Array:
+def read_parameter(
+    path: str, view: View, leaf: jax.ShapeDtypeStruct, config: ModelConfig, not_finite: NotFinite
+) -> Array:
     """Read one parameter. All shards are read at once; rows of the vocabulary beyond the stored ones are zeros.
 
-    `copies` and `head_dim` are those of `copied_columns`.
+    Args:
+        path: of the parameter with all layers.
+        view: its values.
+        leaf: its shape and its sharding.
+        config: as the mesh holds the model.
+        not_finite: takes the number of such values.
     """
-    if copies > 1:
-        view = Taken(view, len(leaf.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, head_dim))
+    if (copies := num_copies(path, config)) > 1:
+        view = Taken(view, len(leaf.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, config.head_dim))
     reads = {}
     for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values()):
         bounds = bounds_of(index, leaf.shape)
@@ -247,9 +259,18 @@ def read_parameter(view: View, leaf: jax.ShapeDtypeStruct, copies: int, head_dim
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None, "every parameter has at least one axis"
         shape, read = reads[index]
-        values = read().astype(leaf.dtype)
+        values = read()
+        not_finite.add(path, _count(values))
+        values = values.astype(leaf.dtype, copy=False)
         padding = [(0, size - found) for size, found in zip(shape, values.shape, strict=True)]
         return np.pad(values, padding) if any(after for _, after in padding) else values
 
     array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
     return array
+
+
+def _count(values: np.ndarray) -> int:
+    """The number of values that are not finite, counted in parts that fit into the caches."""
+    flat = values.ravel(order="K")
+    step = PART_BYTES // flat.itemsize
+    return sum([num_not_finite(flat[start : start + step]) for start in range(0, len(flat), step)])

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from orca_jax.build.settings import quantised
 from orca_jax.cli.main import main as command
 from orca_jax.config import EngineConfig
+from orca_jax.errors import CheckpointError
 from orca_jax.llm import LLM
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
@@ -22,7 +23,7 @@ from tests.cli.imports import imported_by
 from tests.model.reference import REFERENCE, copy_of, mesh_of
 
 SOURCE = REFERENCE / "gpt2-untied-sharded"
-WRITTEN = {"config.json", "generation_config.json", "params"}
+WRITTEN = {"config.json", "generation_config.json", "params", "params.sha256"}
 
 
 def convert(source: Path | str, output: Path | str, *flags: str) -> int:
@@ -46,6 +47,23 @@ def test_the_same_model_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureF
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         np.testing.assert_array_equal(np.asarray(value), np.asarray(theirs[name]), err_msg=name)
+
+
+def test_a_flipped_bit_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
+    """Orbax reads most flipped bits of values as other values."""
+    assert convert(SOURCE, tmp_path / "out") == 0
+    files = [path for path in sorted((tmp_path / "out" / "params").rglob("*")) if path.is_file()]
+    assert len(files) > 4
+    for path in files:
+        content = path.read_bytes()
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 8]) + content[middle + 1 :])
+        with pytest.raises(CheckpointError) as caught:
+            load_decoder(tmp_path / "out", dtype="float32", mesh=mesh_of(1))
+        name = path.relative_to(tmp_path / "out")
+        assert caught.value.problems == (f"{name}: has other bytes than those of params.sha256",)
+        path.write_bytes(content)
+    load_decoder(tmp_path / "out", dtype="float32", mesh=mesh_of(1))
 
 
 def test_only_texts_about_the_written_model_are_copied(tmp_path: Path) -> None:

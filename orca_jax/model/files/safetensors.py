@@ -44,7 +44,9 @@ def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], i
     first = os.pread(descriptor, 8, 0)
     length = int.from_bytes(first, "little")
     if len(first) < 8 or length > size - 8:
-        raise OSError(f"it has {size} bytes, and its header needs {8 + length}: it was cut, or is not a safetensors file")
+        raise OSError(
+            f"it has {size} bytes, and its header needs {8 + length}: it was cut, or is not a safetensors file"
+        )
     if length > limit:
         raise OSError(f"its header has {length} bytes, and at most {limit} are read")
     try:

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from orca_jax.hub import SINGLE
+from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.files.finite import NotFinite, num_not_finite
 from orca_jax.model.load import load_decoder
 from tests.model.reference import copy_of, mesh_of
@@ -61,3 +62,14 @@ def test_loading_warns_and_names_the_tensors(
     assert str(directory) in message
     for name, count in (("layers.1.mlp.up_proj.weight", 1), ("model.norm.weight", 2), ("lm_head.weight", 1)):
         assert f"{name} ({count} values)" in message
+
+
+def test_checkpoints_of_orbax_are_counted_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = copy_of("llama-12-heads-3-groups", tmp_path)
+    decoder = load_decoder(directory, dtype="float32", mesh=mesh_of(1))
+    kernel = decoder.blocks.mlp.up.kernel
+    kernel.set_value(kernel.get_value().at[0, 1, 2].set(math.nan))
+    save_decoder(decoder, directory, "float32")
+    load_decoder(directory, dtype="bfloat16", mesh=mesh_of(2))
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"{directory}/params: NaN or infinity in blocks.mlp.up.kernel (1 values): " in message
