@@ -109,3 +109,16 @@ def _mutate_value(value: Any, random: Random) -> Any:
                 value[key] = _mutate_value(value[key], random)
         return value
     return random.choice(ODD_VALUES)
+
+
+def mutate_gguf(data: bytes, random: Random) -> bytes:
+    """A GGUF file with damages anywhere, in its header, or in its values. Half of the files have a whole header."""
+    names = [match.end() for match in re.finditer(rb"blk\.\d+\.[\w.]+", data)]
+    end = max(names) + 64  # the shape, the type and the offset of the last tensor end before
+    match random.randrange(4):
+        case 0:
+            return mutate_bytes(data, random)
+        case 1:
+            return mutate_bytes(data[:end], random) + data[end:]
+        case _:
+            return mutate_bytes(data, random, first=end)

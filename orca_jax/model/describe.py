@@ -55,7 +55,10 @@ def read_model_config(source: str | Path, decoder: str | None = None) -> ModelCo
     if is_gguf(str(source)):
         if decoder is not None:
             raise ConfigError(f"decoder cannot be combined with the GGUF file {source}; give a directory", "decoder")
-        return config_from_hf(hf_config_of(source))
+        try:
+            return config_from_hf(hf_config_of(source))
+        except ConfigError as error:  # keys are named as in a config.json
+            raise ConfigError(error.message.replace("config.json:", f"{source}:", 1), param=error.param) from None
     if not directory.is_dir():
         raise ConfigError(
             f"{directory} is not a directory; give a model directory, a name of the Hub such as ORG/NAME, a "

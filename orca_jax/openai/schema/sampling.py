@@ -110,8 +110,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[
         Annotated[int, within(RANGES["seed"])] | None,
         Meta(
-            description="The same seed gives the same tokens, independent of other requests; choice i of a prompt "
-            "uses seed + i. Default: random."
+            description="The same seed gives the same draws. In float32 it gives the same tokens, independent of other "
+            "requests; in bfloat16 and float16, and with pages in 8 bits, only in batches of the same shapes. Choice i "
+            "of a prompt uses seed + i. Default: random."
         ),
     ] = None
     logit_bias: Annotated[

@@ -66,6 +66,7 @@ def test_the_header_is_that_of_the_library(tmp_path: Path) -> None:
         ({"a": 3}, 0, "'a' has no dtype"),
         ('{"a": 1, "a": 2}', 0, "'a' is listed twice"),
         ({"\udc00": entry(2)}, 8, "surrogates not allowed"),
+        ({"a": {**entry(2), "dtype": "\ud800x"}}, 8, "surrogates not allowed"),
         ("[" * 10_000, 0, "its header is damaged"),
         ([], 0, "its header is damaged"),
         ("{", 0, "its header is damaged"),

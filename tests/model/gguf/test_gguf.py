@@ -149,6 +149,8 @@ def test_unsupported_files_are_refused_by_name(tmp_path: Path) -> None:
     assert "qwen3.expert_count = 8 is not supported from GGUF" in refused(path)
     write(path, name, **{"rope.scaling.type": "yarn"})
     assert "qwen3.rope.scaling.type = 'yarn' is not supported" in refused(path)
+    write(path, name, **{"vocab_size": 0})
+    assert refused(path).startswith(f"{path}: vocab_size must be a positive integer")
     writer = GGUFWriter(path, "mamba")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
