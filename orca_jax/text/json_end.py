@@ -1,10 +1,13 @@
-"""Finds the end of a JSON object or array in text that arrives in pieces, and reads each character once."""
+"""Ends of JSON objects and arrays: found in text that arrives in pieces, and added to a text that was cut."""
 
+import json
 import re
-from typing import Literal
+from typing import Any, Literal
 
 BLANKS = " \t\r\n"
 
+_MOST_DEPTH = 200  # of a text that was cut
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\],]', re.DOTALL)  # whole strings, and the quote of one that was cut
 _INSIDE = re.compile(r'["\\]')
 _OUTSIDE = re.compile(
     r'["{}\[\]]|[^ \t\r\n0-9:,+\-.eEtrufalsn]'
@@ -59,3 +62,40 @@ class JsonEnd:
                 self.state = "broken"
                 return found.start()
         return found.end()
+
+
+def cut_object(text: str) -> dict[str, Any] | None:
+    """The value of a JSON object that was cut: with an end, and without its last member if that cannot be read.
+
+    Returns:
+        None if the text is not the beginning of an object, or is nested too deeply.
+    """
+    ends: list[str] = []  # of the open brackets
+    kept, tail = 0, ""
+    kept_ends = ends.copy()
+    for part in _PARTS.finditer(text):
+        match part[0]:
+            case "{" | "[" as bracket:
+                ends.append("}" if bracket == "{" else "]")
+                kept, kept_ends = part.end(), ends.copy()
+            case "}" | "]" as end:
+                if not ends or ends.pop() != end or not ends:
+                    return None
+            case ",":
+                kept, kept_ends = part.start(), ends.copy()
+            case '"':
+                tail = '"'
+                break
+        if len(ends) > _MOST_DEPTH:
+            return None
+    candidates = [text + tail + "".join(reversed(ends))]
+    rest = text[kept:].lstrip(f"{BLANKS},")
+    if kept_ends[-1:] == ["]"] or not rest or rest.startswith('"'):  # else no key begins there
+        candidates.append(text[:kept] + "".join(reversed(kept_ends)))
+    for candidate in candidates:
+        try:
+            value = json.loads(candidate)
+        except ValueError:
+            continue
+        return value if isinstance(value, dict) else None
+    return None

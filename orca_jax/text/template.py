@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.text import template_worker
+from orca_jax.text.json_end import cut_object
 from orca_jax.text.template_files import read_templates
 from orca_jax.text.template_worker import Frame, receive_frame, send_frame
 
@@ -263,7 +264,10 @@ def _checked_kwargs(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message with parsed arguments of tool calls. OpenAI has JSON text, and templates expect values."""
+    """Return the message with parsed arguments of tool calls. OpenAI has JSON text, and templates expect values.
+
+    Arguments that a limit has cut are closed: a client may send the message of a cut answer back.
+    """
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -277,6 +281,9 @@ def _parsed(function: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return {**function, "arguments": json.loads(arguments) if arguments.strip() else {}}
     except (ValueError, RecursionError):
+        cut = cut_object(arguments)
+        if cut is not None:
+            return {**function, "arguments": cut}
         message = f"the arguments of the tool call {function.get('name')!r} must be JSON"
         raise RequestError(message, param="messages") from None
 

@@ -129,6 +129,8 @@ def test_a_forced_call_that_is_cut_is_the_same_call_whole_and_streamed(choice: A
     streamed = [call["function"] for delta in deltas(stream) for call in delta.get("tool_calls", ())]
     (whole,) = message["tool_calls"]
     assert whole["function"] == {"name": "weather", "arguments": arguments}
+    again = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "go on"}]
+    assert chat(saying("x"), messages=again, **fields)[0].status_code == 200, "a client may send it back"
     assert streamed[0]["name"] == "weather" and "".join(part["arguments"] for part in streamed) == arguments
 
 

@@ -154,7 +154,16 @@ def test_the_templates_own_words_reach_the_client() -> None:
         render("{{ raise_exception('x' * 100000) }}", [USER])
     assert len(caught.value.message) < 1000
     with pytest.raises(RequestError, match="arguments of the tool call 'f' must be JSON"):
-        render(CHATML, [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}])
+        render(CHATML, [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "city"}}]}])
+
+
+def test_arguments_of_calls_that_were_cut_are_closed() -> None:
+    source = (
+        "{% for name, value in messages[0].tool_calls[0].function.arguments.items() %}{{name}}={{value}};{% endfor %}"
+    )
+    for text, expected in (("{", ""), ('{"a": "x", "b": [1, {"c": 2}, "d', "a=x;b=[1, {'c': 2}, 'd'];"), ("", "")):
+        call = {"function": {"name": "f", "arguments": text}}
+        assert render(source, [{"role": "assistant", "tool_calls": [call]}]) == expected
 
 
 HARMFUL = {
