@@ -62,5 +62,5 @@ def _folder(root: Path, name: str) -> Path | None:
     try:
         path = (root / name).resolve()
         return path if path.is_relative_to(root) and path.is_dir() else None
-    except (OSError, ValueError):  # a name that is too long, or has a null byte
+    except (OSError, ValueError, RuntimeError):  # too long, with a null character, or a loop of links
         return None

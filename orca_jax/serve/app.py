@@ -55,7 +55,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     # Outside Starlette's own middleware, so that its 500 and the refusals of Access carry a request id, too.
     routed = WithoutLastSlash(app)
     opened = OPEN_PATHS | page_paths() if config.has_playground else OPEN_PATHS
-    guarded = Access(routed, keys, opened, {ADMIN_PATH}) if keys else routed
+    guarded = Access(routed, keys, opened, {ADMIN_PATH, f"{ADMIN_PATH}/"}) if keys else routed
     return RequestContext(with_host_check(with_cors(guarded, config), config, has_keys=bool(keys)), observer)
 
 

@@ -1,6 +1,7 @@
 """`POST /update_weights_from_disk`: its own keys, its folder, and the version in answers."""
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def config(tmp_path: Path) -> ServerConfig:
     for name in ("root/step_1", "root/bad", "other"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "root" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "root" / "loop").symlink_to("loop")
     return ServerConfig(
         EngineConfig(model="m"),
         api_key=("user-key",),
@@ -65,9 +67,12 @@ def post(
 def test_only_the_key_of_the_route_opens_it(config: ServerConfig) -> None:
     body = {"model_path": "step_1"}
     refused = [(path, headers, body) for path in (PATH, PATH + "/") for headers in (USER, {})]
-    refused += [("/v1/completions", ADMIN, {"model": "m", "prompt": "x"}), (PATH + "/", ADMIN, body)]
-    answers, _ = post(config, [*refused, (PATH, ADMIN, body), ("/v1/completions", USER, {"model": "m", "prompt": "x"})])
-    assert [answer.status_code for answer in answers] == [401] * len(refused) + [200, 200]
+    refused += [("/v1/completions", ADMIN, {"model": "m", "prompt": "x"}), (PATH + "//", ADMIN, body)]
+    accepted = [(PATH, ADMIN, body), (PATH + "/", ADMIN, body)]
+    answers, _ = post(config, [*refused, *accepted, ("/v1/completions", USER, {"model": "m", "prompt": "x"})])
+    assert [answer.status_code for answer in answers] == [401] * len(refused) + [200] * 3
+    answers, _ = post(dataclasses.replace(config, api_key=()), [*accepted, (PATH + "/", USER, body)])
+    assert [answer.status_code for answer in answers] == [200, 200, 401]
 
 
 def test_an_update_is_answered_with_its_version(config: ServerConfig) -> None:
@@ -88,6 +93,8 @@ def test_an_update_is_answered_with_its_version(config: ServerConfig) -> None:
         ({"model_path": "link"}, "model_path"),
         ({"model_path": "/etc"}, "model_path"),
         ({"model_path": "missing"}, "model_path"),
+        ({"model_path": "loop"}, "model_path"),
+        ({"model_path": "loop/x"}, "model_path"),
         ({"model_path": "step_1\0"}, "model_path"),
         ({"model_path": ""}, "model_path"),
         ({}, "model_path"),
