@@ -1,11 +1,12 @@
 """The messages between the front end and the engine process, and their frames on one socket pair.
 
 A frame is four bytes of length, big-endian, and one MessagePack value. Decoding a frame never runs code from it.
+Text from a file may have halves of surrogate pairs, which UTF-8 does not have; `encode` writes their escapes instead.
 """
 
 import struct
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -107,6 +108,7 @@ class AdapterAnswer(Message, frozen=True):
     number: int
     error: str | None = None
     param: str | None = None
+    note: str = ""  # on an adapter that was loaded in part
 
 
 class Rejected(Message, frozen=True):
@@ -182,10 +184,22 @@ def encode(message: Message) -> bytes:
     Raises:
         ValueError: the message exceeds `MAX_FRAME_BYTES`.
     """
-    payload = _encoder.encode(message)
+    try:
+        payload = _encoder.encode(message)
+    except UnicodeEncodeError:
+        payload = _encoder.encode(_escaped(msgspec.to_builtins(message, builtin_types=(bytes,))))
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(payload)} bytes is too long for the engine's socket")
     return _LENGTH.pack(len(payload)) + payload
+
+
+def _escaped(value: Any) -> Any:
+    """A value of lists, dicts and texts with each half of a surrogate pair as its escape, such as `\\udc00`."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(each) for key, each in value.items()}
+    return [_escaped(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class FrameReader:

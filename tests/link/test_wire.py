@@ -21,6 +21,7 @@ from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import (
     MAX_FRAME_BYTES,
     Abort,
+    AdapterAnswer,
     Failed,
     FrameReader,
     Heartbeat,
@@ -110,6 +111,20 @@ def test_frames_survive_any_cut(messages: list[Message], size: int) -> None:
     payloads = [payload for at in range(0, len(data), size) for payload in reader.feed(data[at : at + size])]
     known = [decode_to_engine if message in TO_ENGINE else decode_from_engine for message in messages]
     assert [read(payload) for read, payload in zip(known, payloads, strict=True)] == messages
+
+
+def test_halves_of_surrogate_pairs_are_sent_as_escapes() -> None:
+    """Names in files of adapters and checkpoints may have them, and a refusal quotes the names."""
+
+    def update(error: str) -> Updates:
+        times = RequestMetrics(0.5, 1.0, 2.0, 3.0)
+        return Updates([RequestUpdate("é", (1, 2), "error", error, times, (LOGPROBS,), (), 3, b"\x00\xff")], 1, 2)
+
+    assert decode_from_engine(encode(update("a\udc00"))[4:]) == update(r"a\udc00")
+    answer = AdapterAnswer(3, "\ud800é", "lora_path")
+    assert decode_from_engine(encode(answer)[4:]) == AdapterAnswer(3, r"\ud800é", "lora_path")
+    submit = Submit("r", [1], SamplingParams(1, logit_bias={3: 1.0}), adapter="\udcff")
+    assert decode_to_engine(encode(submit)[4:]) == msgspec.structs.replace(submit, adapter=r"\udcff")
 
 
 def test_unreadable_frames_are_refused() -> None:
