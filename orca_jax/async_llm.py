@@ -70,7 +70,7 @@ class AsyncLLM:
         self._client: EngineClient | None = None
         self._engine: asyncio.Task[None] | None = None
         self._texts: _Texts | None = None
-        self._loading: dict[str, asyncio.Task[None]] = {}  # first uses of adapters, by name
+        self._loading: dict[str, asyncio.Task[str]] = {}  # first uses of adapters, by name
 
     async def __aenter__(self) -> Self:
         """Start the engine, and wait until it serves.
@@ -231,10 +231,10 @@ class AsyncLLM:
             RequestError: the adapter cannot be loaded, or its name stands for another one.
             EngineDeadError: the engine does not serve, or ends.
         """
-        name, config = request.lora_name, self._config.engine
-        if not config.enable_lora:
+        name = request.lora_name
+        if not self._config.engine.enable_lora:
             raise RequestError("lora_request needs an AsyncLLM created with enable_lora=True", param="lora_request")
-        if name not in config.lora_paths | client.adapters.loaded:
+        if name not in client.adapters.loaded:
             if name not in self._loading:
                 self._loading[name] = asyncio.create_task(client.adapters.load(name, request.lora_path))
                 self._loading[name].add_done_callback(partial(self._end_loading, name))
@@ -242,11 +242,10 @@ class AsyncLLM:
                 await asyncio.shield(self._loading[name])  # other calls may wait for it, too
             except LinkError as error:
                 raise EngineDeadError(error.message) from None
-        known = config.lora_paths | client.adapters.loaded
-        check_same_adapter(request, known.get(name, request.lora_path))
+        check_same_adapter(request, client.adapters.loaded.get(name, request.lora_path))
         return name
 
-    def _end_loading(self, name: str, task: asyncio.Task[None]) -> None:
+    def _end_loading(self, name: str, task: asyncio.Task[str]) -> None:
         del self._loading[name]
         if not task.cancelled():
             task.exception()  # without a reader asyncio would log it as never retrieved

@@ -22,6 +22,8 @@ from orca_jax.errors import ConfigError, reason_of
 VALUE_ALIASES: Mapping[str, str] = {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}
 """Values accepted in place of others, as in vLLM."""
 
+MAX_ADAPTER_NAME = 256  # characters
+
 _SYNONYMS: Mapping[str, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "block_size": "page_size"}
 _LEAST_LIKENESS = 0.6  # difflib's own default: one wrong letter in three
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -152,6 +154,16 @@ def json_value(text: str, parse_constant: Callable[[str], Any] | None = None) ->
         parts = [part for each in outer if isinstance(each, dict) for part in each.values()]
         parts += [part for each in outer for part in each]  # keys of an object
     raise ValueError(deeper)
+
+
+def adapter_name_fault(name: str) -> str | None:
+    """The reason for which an adapter cannot have this name, or None.
+
+    Metrics join the names of adapters by commas, as vLLM's do.
+    """
+    if not 1 <= len(name) <= MAX_ADAPTER_NAME or not name.isprintable() or "," in name:
+        return f"must be 1 to {MAX_ADAPTER_NAME} printable characters without a comma, got {name[:80]!r}"
+    return None
 
 
 def short(value: object) -> str:

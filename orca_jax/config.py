@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from orca_jax.checks import check_values, names_checked
+from orca_jax.checks import adapter_name_fault, check_values, names_checked
 from orca_jax.errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -312,6 +312,9 @@ class EngineConfig:
             name, _, path = module.partition("=")
             if not name or not path:
                 raise ConfigError(f"lora_modules must be NAME=PATH, got {module!r}", param="lora_modules")
+            fault = adapter_name_fault(name)
+            if fault is not None:
+                raise ConfigError(f"lora_modules: the name {fault}", param="lora_modules")
             if name in paths:
                 raise ConfigError(f"lora_modules has the name {name!r} twice; use other names", param="lora_modules")
             paths[name] = path

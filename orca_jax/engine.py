@@ -52,6 +52,8 @@ class EngineStats:
     spec_decode_draft_tokens: int = 0
     spec_decode_accepted_tokens: int = 0
     spec_decode_accepted_per_pos: tuple[int, ...] = ()  # the accepted ones by their place in the proposal
+    late_grammars: int = 0  # given up, since compiling took too long
+    late_adapters: int = 0  # given up, since reading took too long
 
     @property
     def mean_batch_size(self) -> float:

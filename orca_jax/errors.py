@@ -62,6 +62,11 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
 
 
+def described(error: BaseException) -> str:
+    """The class and the first line of an unexpected error; a class alone would not help the reader of a refusal."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300].removesuffix(": ")
+
+
 _REMEDIES: Mapping[int, str] = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args
 
-from orca_jax.checks import did_you_mean, unknown_name
+from orca_jax.checks import adapter_name_fault, did_you_mean, unknown_name
 from orca_jax.errors import RequestError
 
 MAX_LOGPROBS = 20  # most probable tokens that a request may ask for; a shape of the compiled sampler
@@ -311,7 +311,7 @@ class LoRARequest(_NamesChecked):
     """An adapter for the requests of a call of `LLM`, with two of the fields of vLLM's class.
 
     Raises:
-        RequestError: a value is not a string, or is empty; `param` names it.
+        RequestError: a value is not a string, or is empty, or the name has a comma; `param` names it.
     """
 
     lora_name: str
@@ -321,6 +321,8 @@ class LoRARequest(_NamesChecked):
         for name in ("lora_name", "lora_path"):
             value = getattr(self, name)
             _require(isinstance(value, str) and bool(value), name, "a string that is not empty", value)
+        if fault := adapter_name_fault(self.lora_name):
+            raise RequestError(f"lora_name {fault}", param="lora_name")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Adapters of an engine: read from directories in any thread, and loaded at the start."""
 
 import hashlib
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,16 +10,26 @@ from typing import Any, NamedTuple
 from orca_jax.config import EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import CheckpointError, ConfigError, OrcaError, RequestError
+from orca_jax.model.lora.peft_config import CONFIG, config_bytes
 from orca_jax.request import Adapter
 
 _TOY_NUMBERS = 10_000
 
+logger = logging.getLogger(__name__)
+
 
 class ReadAdapter(NamedTuple):
-    """An adapter on the host, and its weights for the executor."""
+    """An adapter on the host, its weights for the executor, and what its reader should know, or an empty text."""
 
     adapter: Adapter
     weights: Any
+    note: str = ""
+
+    def add_to(self, engine: Engine) -> None:
+        """Make the adapter available to new requests. Raises RequestError."""
+        engine.add_adapter(self.adapter, self.weights)
+        if self.note:
+            logger.warning("adapter %s: %s", self.adapter.name, self.note)
 
 
 AdapterReader = Callable[[str, str], ReadAdapter]
@@ -40,7 +51,7 @@ def load_first(engine: Engine, config: EngineConfig, reader: AdapterReader | Non
     for name, path in config.lora_paths.items():
         assert reader is not None, "the settings of adapters were checked"
         try:
-            engine.add_adapter(*reader(name, path))
+            reader(name, path).add_to(engine)
         except OrcaError as error:
             raise ConfigError(f"lora_modules, {name}: {error}", param="lora_modules") from None
     return reader
@@ -54,13 +65,15 @@ def _read(model: ModelConfig, config: ExecutorConfig, name: str, path: str) -> R
         found = read_adapter(Path(path), model, config.lora, config.dtype)
     except CheckpointError as error:
         raise RequestError(error.message, param="lora_path") from None
-    return ReadAdapter(Adapter(name, found.digest), found.values)
+    parts = " and ".join(found.left_out)
+    note = f"its part for {parts} is left out, since this engine runs the model for texts alone" if parts else ""
+    return ReadAdapter(Adapter(name, found.digest), found.values, note)
 
 
 def _read_toy(name: str, path: str) -> ReadAdapter:
-    file = Path(path) / "adapter_config.json"
     try:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest = hashlib.sha256(config_bytes(Path(path))).hexdigest()
     except OSError as error:
-        raise RequestError(f"{file} cannot be read: {error.strerror}", param="lora_path") from None
+        message = f"{path}: {CONFIG} cannot be read: {error.strerror or error}"
+        raise RequestError(message, param="lora_path") from None
     return ReadAdapter(Adapter(name, digest), 1 + int(digest[:8], 16) % _TOY_NUMBERS)

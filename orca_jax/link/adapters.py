@@ -1,12 +1,16 @@
-"""The front end's part of loading adapters: calls that wait for the engine's answer."""
+"""The front end's part of loading adapters: calls that wait for the engine's answer, and loads of a new engine."""
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable
 
 from orca_jax.errors import RequestError
+from orca_jax.link.errors import LinkError, Unavailable
 from orca_jax.link.wire import AdapterAnswer, LoadAdapter, UnloadAdapter
+
+MOST_ENDS = 2  # of engines, while they load one adapter again
 
 logger = logging.getLogger(__name__)
 
@@ -20,48 +24,73 @@ class AdapterCalls:
         send: sends a message to the engine; raises `LinkError` if the engine does not serve.
 
     Attributes:
-        loaded: the paths of the adapters loaded and not unloaded by these calls, by name.
+        loaded: the paths of the engine's adapters by name: those of the settings, and those loaded by calls.
+        lost: adapters that no engine has any more, since a new one could not load them, with the reason. A call may
+            load them again.
     """
 
     def __init__(self, send: SendChange) -> None:
         self.loaded: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
         self._send = send
         self._numbers = itertools.count()
-        self._open: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[None]]] = {}
-        self._again: dict[int, str] = {}  # names that a new engine loads again
+        self._open: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[str]]] = {}
+        self._ends: Counter[str] = Counter()  # of engines, by the adapter that they were loading again
 
-    async def load(self, name: str, path: str) -> None:
-        """Load an adapter.
+    async def load(self, name: str, path: str) -> str:
+        """Load an adapter. Returns a note about it, or an empty text.
 
         Raises:
             RequestError: the engine refuses it; `param` names the field.
             LinkError: the engine does not serve, or ends.
         """
-        await self._call(LoadAdapter(next(self._numbers), name, path))
+        return await self._call(LoadAdapter(next(self._numbers), name, path), self._send)
 
     async def unload(self, name: str) -> None:
         """Refuse an adapter to new requests. Raises as `load` does."""
-        await self._call(UnloadAdapter(next(self._numbers), name))
+        await self._call(UnloadAdapter(next(self._numbers), name), self._send)
 
-    def load_again(self, names: Collection[str]) -> None:
-        """Load everything that is loaded into a new engine, without waiting for it.
+    async def load_again(self, send: SendChange, ended: asyncio.Event) -> bool:
+        """Load everything that is loaded into a new engine, one adapter after the other.
+
+        An adapter that the engine refuses is dropped, and so is one during whose load `MOST_ENDS` engines have ended:
+        its files may have changed since it was loaded, and they must not end every engine to come.
 
         Args:
-            names: adapters of the new engine. One with the name of a loaded adapter is replaced.
+            send: sends a message to the new engine.
+            ended: set when the engine has ended.
+
+        Returns:
+            False if the engine ended meanwhile.
         """
-        for name, path in self.loaded.items():
-            if name in names:
-                self._send(UnloadAdapter(next(self._numbers), name))
-            number = next(self._numbers)
-            self._again[number] = name
-            self._send(LoadAdapter(number, name, path))
+        end = asyncio.create_task(self._fail_after(ended))
+        try:
+            for name, path in tuple(self.loaded.items()):
+                try:
+                    await self._call(LoadAdapter(next(self._numbers), name, path), send)
+                except RequestError as error:
+                    self._lose(name, error.message)
+        except LinkError:
+            self._ends[name] += 1
+            if self._ends[name] == MOST_ENDS:
+                del self._ends[name]
+                self._lose(name, f"{MOST_ENDS} engines ended while they loaded it again")
+            return False
+        finally:
+            end.cancel()
+        return True
+
+    async def _fail_after(self, ended: asyncio.Event) -> None:
+        await ended.wait()
+        self.fail(Unavailable("the engine has ended"))
+
+    def _lose(self, name: str, reason: str) -> None:
+        self.loaded.pop(name, None)
+        self.lost[name] = reason
+        logger.error("the adapter %s is not loaded any more: %s; requests for it are refused", name, reason)
 
     def take(self, answer: AdapterAnswer) -> None:
         """Take an answer of the engine."""
-        name = self._again.pop(answer.number, None)
-        if name is not None and answer.error is not None:
-            self.loaded.pop(name, None)
-            logger.warning("the adapter %s cannot be loaded again: %s", name, answer.error)
         if answer.number not in self._open:
             return
         change, future = self._open.pop(answer.number)
@@ -70,7 +99,7 @@ class AdapterCalls:
         if future.done():
             return  # its caller has gone, and the engine has made the change all the same
         if answer.error is None:
-            future.set_result(None)
+            future.set_result(answer.note)
         else:
             future.set_exception(RequestError(answer.error, param=answer.param))
 
@@ -80,16 +109,16 @@ class AdapterCalls:
             if not future.done():
                 future.set_exception(error)
         self._open.clear()
-        self._again.clear()
 
-    async def _call(self, change: LoadAdapter | UnloadAdapter) -> None:
-        self._send(change)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _call(self, change: LoadAdapter | UnloadAdapter, send: SendChange) -> str:
+        send(change)
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._open[change.number] = change, future
-        await future
+        return await future
 
     def _record(self, change: LoadAdapter | UnloadAdapter) -> None:
         if isinstance(change, LoadAdapter):
             self.loaded[change.name] = change.path
+            self.lost.pop(change.name, None)
         else:
             self.loaded.pop(change.name, None)

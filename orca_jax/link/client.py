@@ -180,6 +180,7 @@ class EngineClient:
         self.idle.set()
         self.feed = Feed(self._post)
         self.adapters = AdapterCalls(self._send_change)
+        self._config = config
         self._limits = Deadlines(config.queue_timeout, config.request_timeout)
         self._admission = Admission(config)
         self._on_heartbeat = on_heartbeat
@@ -262,15 +263,15 @@ class EngineClient:
         self._move("loading")
 
     def serve(self, ready: Ready) -> None:
-        """Accept requests: the engine serves."""
+        """Accept requests: the engine serves, with the adapters of its settings or those loaded again."""
         self._admission.num_rows = ready.num_rows
         self._updates.version = 0
         self.self_tests = ready.self_tests
         self.summary = ready.summary
         self._move("ready")
         self.feed.resume()
-        if self.state == "ready":
-            self.adapters.load_again(ready.adapters)
+        paths = self._config.engine.lora_paths
+        self.adapters.loaded.update({name: paths[name] for name in ready.adapters})
         if not self.ready.done():
             self.ready.set_result(ready)
 

@@ -6,8 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from orca_jax.build.adapters import AdapterReader, ReadAdapter
 from orca_jax.build.engine import Built
@@ -15,6 +17,7 @@ from orca_jax.build.updates import PrepareUpdate, refuse_toy
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch
+from orca_jax.link.prepare import ADAPTERS, GRAMMARS, PendingWork, Preparation
 from orca_jax.link.watch import ProgressWatch, limit_and_place, step_limit
 from orca_jax.link.weight_updates import PreparedWeights, WeightUpdates
 from orca_jax.link.wire import (
@@ -39,7 +42,6 @@ from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
 from orca_jax.step import ExecutorStats, Handle
 
 SNAPSHOT_SECONDS = 0.25  # between two samples of the statistics while the engine is busy
-NUM_THREADS = 2  # that compile grammars and read adapters
 
 Compile = Callable[[StructuredOutput], Constraint]
 """Compiles a grammar; raises RequestError."""
@@ -93,6 +95,7 @@ class EngineStatus:
         self._engine: EngineStats | None = None
         self._executor: ExecutorStats | None = None
         self._next_sample = 0.0
+        self.late: Callable[[], tuple[int, int]] = lambda: (0, 0)  # grammars and adapters that were given up
 
     def enter(self, phase: Phase) -> None:
         """Note that the main thread begins something long or, with "serving", is ready for work."""
@@ -119,7 +122,8 @@ class EngineStatus:
 
     def sample(self, engine: Engine) -> None:
         """Copy the engine's statistics for the next heartbeats."""
-        self._engine = engine.stats
+        grammars, adapters = self.late()
+        self._engine = dataclasses.replace(engine.stats, late_grammars=grammars, late_adapters=adapters)
         self._executor = dataclasses.replace(engine.executor.stats)
         self._next_sample = self._clock() + SNAPSHOT_SECONDS
 
@@ -183,11 +187,12 @@ class EngineLoop:
         self._compile = compiler
         self._reader = reader
         self._live = live
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prepare")
-        self._compiling: dict[str, Future[None]] = {}
+        self._grammars, self._adapters = Preparation(GRAMMARS), Preparation(ADAPTERS)
+        self._compiling: dict[str, PendingWork] = {}
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")  # starts its thread when it is needed
         self._awaited: Handle | None = None  # the last iteration given to the waiter
         self._received: deque[ToLoop] = deque()  # by `_wait`, and not taken yet
+        status.late = lambda: (self._grammars.num_late, self._adapters.num_late)
         status.sample(engine)
 
     def run(self) -> None:
@@ -217,7 +222,8 @@ class EngineLoop:
                         self._replace_weights()
         finally:
             self._updates.close()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._grammars.close()
+            self._adapters.close()
             self._waiter.shutdown(wait=False, cancel_futures=True)
 
     def _wait(self, oldest: Handle) -> bool:
@@ -271,7 +277,8 @@ class EngineLoop:
             case Submit() | Abort() if self._updates.is_due and self._updates.holds(message):
                 pass
             case Submit(request_id, params=params) if params.structured is not None:
-                self._compiling[request_id] = self._threads.submit(self._make_constraint, message, params.structured)
+                compile_it = partial(self._compile, params.structured)
+                self._compiling[request_id] = self._grammars.submit(compile_it, self._reporter(Compiled, message))
             case Submit():
                 self._add(message, None)
             case Compiled(submit, result):
@@ -282,17 +289,17 @@ class EngineLoop:
                 else:
                     self._add(submit, result)
             case LoadAdapter():
-                self._threads.submit(self._read_adapter, message)
+                self._adapters.submit(partial(self._read_adapter, message), self._reporter(AdapterRead, message))
             case AdapterRead(load, result):
                 self._change(load.number, lambda: self._add_adapter(result))
             case UnloadAdapter(number, name):
                 self._change(number, lambda: self._engine.remove_adapter(name))
             case Abort(request_id):
-                future = self._compiling.pop(request_id, None)
-                if future is None:
+                compiling = self._compiling.pop(request_id, None)
+                if compiling is None:
                     self._engine.abort(request_id)
                 else:
-                    future.cancel()
+                    self._grammars.cancel(compiling)
             case UpdateWeights():
                 self._updates.add(message)
             case PreparedWeights():
@@ -317,43 +324,29 @@ class EngineLoop:
         except RequestError as error:
             self._reject(submit.request_id, error)
 
-    def _read_adapter(self, load: LoadAdapter) -> None:
-        """Read an adapter in a thread of its own, and report the result or the failure to the main thread."""
-        result: ReadAdapter | RequestError
-        try:
-            if self._reader is None:
-                raise RequestError("this engine has no adapters; start it with enable_lora", param="lora_name")
-            result = self._reader(load.name, load.path)
-        except RequestError as error:
-            result = error
-        except BaseException as error:  # each call gets an answer
-            result = RequestError(f"the adapter cannot be read: {type(error).__name__}", "lora_path")
-        self._inbox.put(AdapterRead(load, result))
+    def _reporter[T](self, make: Callable[[T, Any], Compiled | AdapterRead], message: T) -> Callable[[Any], None]:
+        """Passes the result of a message's preparation, or the reason for refusal, to the main thread."""
+        return lambda result: self._inbox.put(make(message, result))
 
-    def _add_adapter(self, result: ReadAdapter | RequestError) -> None:
+    def _read_adapter(self, load: LoadAdapter) -> ReadAdapter:
+        if self._reader is None:
+            raise RequestError("this engine has no adapters; start it with enable_lora", param="lora_name")
+        return self._reader(load.name, load.path)
+
+    def _add_adapter(self, result: ReadAdapter | RequestError) -> str:
         if isinstance(result, RequestError):
             raise result
-        self._engine.add_adapter(*result)
+        result.add_to(self._engine)
+        return result.note
 
-    def _change(self, number: int, change: Callable[[], None]) -> None:
+    def _change(self, number: int, change: Callable[[], str | None]) -> None:
         """Change the adapters, and answer."""
         try:
-            change()
+            note = change()
         except RequestError as error:
             self._send(AdapterAnswer(number, error.message, error.param))
         else:
-            self._send(AdapterAnswer(number))
+            self._send(AdapterAnswer(number, note=note or ""))
 
     def _reject(self, request_id: str, error: RequestError) -> None:
         self._send(Rejected(request_id, error.message, error.param))
-
-    def _make_constraint(self, submit: Submit, structured: StructuredOutput) -> None:
-        """Compile in a thread of its own, and report the result or the failure to the main thread."""
-        result: Constraint | RequestError
-        try:
-            result = self._compile(structured)
-        except RequestError as error:
-            result = error
-        except BaseException as error:  # also a panic of the library: each request gets an answer
-            result = RequestError(f"the grammar cannot be compiled: {type(error).__name__}", "structured_outputs")
-        self._inbox.put(Compiled(submit, result))

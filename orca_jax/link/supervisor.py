@@ -1,6 +1,7 @@
 """Supervision of the engine process: starts it, detects its end or a hang, and restarts it if configured."""
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections import deque
@@ -96,6 +97,7 @@ class Supervisor:
         self._make_link = make_link
         self._sleep = sleep
         self._failures: deque[float] = deque()  # times of the last ends
+        self._is_loading_again = False  # true while a new engine loads the adapters of the one before
 
     async def run(self) -> NoReturn:
         """Run engines until one ends that is not restarted.
@@ -106,25 +108,31 @@ class Supervisor:
         """
         while True:
             error = await self._run_one()
-            pause = self._pause() if self._config.restart_engine and self._client.ready.done() else None
+            pause = self._pause() if self._config.restart_engine and self._has_served else None
             if pause is None:
                 self._client.give_up(error)
                 raise error
             logger.error("%s; restarting it in %g s", error, pause)
             await self._sleep(pause)
 
+    @property
+    def _has_served(self) -> bool:
+        return self._client.ready.done()
+
     async def _run_one(self) -> EngineDeadError | ConfigError:
         """Run one process from its start to its end; return the reason of its end."""
+        self._is_loading_again = False
         detector = HangDetector(self._config)
         link = self._make_link(self._client.take, self._begun)
         self._begun = None  # a restart begins with its process
         self._client.attach(link, detector.hear)
         watcher = asyncio.create_task(self._watch(link, detector))
         try:
-            await link.start(self._config)
+            await link.start(self._settings())
             try:
                 ready = await link.ready
                 detector.serves()
+                await self._load_adapters(link)
                 await self._on_ready(ready)
             except EngineDeadError:
                 pass  # `exit_reason` below is more precise
@@ -140,6 +148,21 @@ class Supervisor:
             watcher.cancel()
             await link.close()
 
+    def _settings(self) -> ServerConfig:
+        """The settings of the next engine; after a restart without adapters, since `_load_adapters` loads them."""
+        if not self._has_served:
+            return self._config
+        return dataclasses.replace(self._config, engine=dataclasses.replace(self._config.engine, lora_modules=()))
+
+    async def _load_adapters(self, link: EngineLink) -> None:
+        """Load the adapters of the engine before. Raises EngineDeadError."""
+        if not self._has_served:
+            return
+        self._is_loading_again = True
+        if not await self._client.adapters.load_again(link.send, link.ended):
+            raise EngineDeadError("the engine ended while it loaded an adapter again")
+        self._is_loading_again = False
+
     async def _watch(self, link: EngineLink, detector: HangDetector) -> None:
         silence, last = ProgressWatch(time.monotonic, link.starved_seconds), time.monotonic()
         while True:
@@ -154,7 +177,12 @@ class Supervisor:
                 return
 
     def _pause(self) -> float | None:
-        """Seconds to wait before the next start; None if the engine has failed too often."""
+        """Seconds to wait before the next start; None if the engine has failed too often.
+
+        An end while an adapter is loaded again does not count: soon the next engine goes on without the adapter.
+        """
+        if self._is_loading_again:
+            return FIRST_PAUSE
         now = time.monotonic()
         self._failures.append(now)
         while self._failures[0] < now - FAILURE_WINDOW:

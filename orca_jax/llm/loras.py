@@ -33,7 +33,7 @@ class LoadedAdapters:
         if read is None:
             raise RequestError("lora_request needs an LLM created with enable_lora=True", param="lora_request")
         if name not in self._paths:
-            self._built.engine.add_adapter(*read(name, request.lora_path))
+            read(name, request.lora_path).add_to(self._built.engine)
             self._paths[name] = request.lora_path
         check_same_adapter(request, self._paths[name])
         return name

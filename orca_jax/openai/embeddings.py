@@ -63,7 +63,8 @@ async def prepare(service: Service, call: EmbeddingRequest, name: str, caller: s
         check_ids(model, ids, "input")
     salt, urgency = salt_of(service, call, caller), urgency_of(call, caller)
     params = SamplingParams(max_tokens=1, pooling=call.pooling or "last", cache_salt=salt)
-    requests = [Submit(service.client.new_request_id(), ids, params, urgency) for ids in inputs]
+    adapter = service.adapter_of(call.model)
+    requests = [Submit(service.client.new_request_id(), ids, params, urgency, adapter) for ids in inputs]
     deadlines = Deadlines(call.queue_timeout, call.timeout)
     return EmbeddingJob(f"embd-{call.request_id or name or uuid.uuid4().hex}", call, requests, deadlines)
 
@@ -132,5 +133,5 @@ def _answer(service: Service, job: EmbeddingJob, vectors: Sequence[bytes]) -> by
         form = in_base64(vector) if call.encoding_format == "base64" else vector.tolist()
         data.append(Embedding("embedding", index, form))
     count = sum(len(request.prompt_ids) for request in job.requests)
-    answer = EmbeddingList("list", data, service.names[0], EmbeddingUsage(count, count), job.id)
+    answer = EmbeddingList("list", data, call.model or service.names[0], EmbeddingUsage(count, count), job.id)
     return msgspec.json.encode(answer)

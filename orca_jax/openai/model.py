@@ -100,18 +100,21 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise ApiError if no model or adapter of this name is served. None stands for the served model."""
         if name is not None and name not in self.names and name not in self.adapters:
-            raise ApiError(404, f"the model {name!r} does not exist", "model", code="model_not_found")
+            lost = self.client.adapters.lost.get(name)
+            message = f"the model {name!r} does not exist" if lost is None else f"the adapter {name!r} is lost: {lost}"
+            raise ApiError(404, message, "model", code="model_not_found")
 
     def adapter_of(self, name: str | None) -> str | None:
         """The adapter that calls for this model need; None for the model itself."""
         return name if name in self.adapters and name not in self.names else None
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Load an adapter into the engine. Raises ApiError."""
+    async def load_adapter(self, name: str, path: str) -> str:
+        """Load an adapter into the engine. Returns a note about it, or an empty text. Raises ApiError."""
         if name in self.names:
             raise ApiError(400, f"lora_name {name!r} is the name of the model; choose another one", "lora_name")
-        await self._change(self.client.adapters.load(name, path))
+        note = await self._change(self.client.adapters.load(name, path))
         self.adapters[name] = AdapterPlace(path, int(time.time()))
+        return note
 
     async def unload_adapter(self, name: str) -> None:
         """Refuse an adapter to new calls. Raises ApiError."""
@@ -120,9 +123,9 @@ class Service:
         await self._change(self.client.adapters.unload(name))
         self.adapters.pop(name, None)
 
-    async def _change(self, change: Awaitable[None]) -> None:
+    async def _change[T](self, change: Awaitable[T]) -> T:
         try:
-            await change
+            return await change
         except RequestError as error:
             raise ApiError(400, error.message, error.param) from None
         except LinkError as error:

@@ -7,12 +7,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from orca_jax.checks import adapter_name_fault
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.adapters import load_parser, unload_parser
 from orca_jax.serve.handlers import read_request, report_ignored
-
-MAX_NAME = 256  # characters
 
 
 def adapter_routes(service: Service) -> list[Route]:
@@ -28,12 +27,12 @@ def adapter_routes(service: Service) -> list[Route]:
 
 async def _load(service: Service, folder: Path, request: Request) -> Response:
     call, ignored = await read_request(request, load_parser, service)
-    if not 1 <= len(call.lora_name) <= MAX_NAME or not call.lora_name.isprintable():
-        message = f"lora_name must be a printable string of at most {MAX_NAME} characters"
-        raise ApiError(400, message, "lora_name")
+    fault = adapter_name_fault(call.lora_name)
+    if fault is not None:
+        raise ApiError(400, f"lora_name {fault}", "lora_name")
     path = _inside(folder, call.lora_path)
-    await service.load_adapter(call.lora_name, str(path))
-    text = f"Success: LoRA adapter '{call.lora_name}' added successfully."
+    note = await service.load_adapter(call.lora_name, str(path))
+    text = f"Success: LoRA adapter '{call.lora_name}' added successfully." + (f" Note: {note}." if note else "")
     return PlainTextResponse(text, headers=report_ignored(service, ignored))
 
 
@@ -50,6 +49,6 @@ def _inside(folder: Path, given: str) -> Path:
         path = (folder / given).resolve()
         if path != folder and path.is_relative_to(folder) and path.is_dir():
             return path
-    except (OSError, ValueError):  # too long, or with a null character
+    except (OSError, ValueError, RuntimeError):  # too long, with a null character, or a loop of links
         pass
     raise ApiError(400, "lora_path must be a directory inside the server's --lora-dir", "lora_path")

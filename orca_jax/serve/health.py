@@ -57,7 +57,8 @@ def health_routes(service: Service) -> list[Route]:
 def _health(service: Service) -> dict[str, object]:
     client = service.client
     body: dict[str, object] = {"status": _state(service), "running": client.running, "waiting": client.waiting}
-    return {**body, "attention_self_test": client.self_tests} if client.self_tests else body
+    details = {"attention_self_test": client.self_tests, "lost_adapters": client.adapters.lost}
+    return body | {name: value for name, value in details.items() if value}
 
 
 def _state(service: Service) -> str:

@@ -95,6 +95,8 @@ class EngineSeries:
             "compiles_while_serving": Counter(
                 "compiles_while_serving_total", "Programs compiled after the start; more than 0 is a defect."
             ),
+            "late_grammars": Counter("late_grammars_total", "Calls that failed, since their grammar took over 60 s."),
+            "late_adapters": Counter("late_adapters_total", "Calls that failed, since their adapter took over 60 s."),
             "idle_seconds": Counter(
                 "device_idle_seconds_total", "Upper bound of the time of an idle device while there was work."
             ),

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from orca_jax.errors import RequestError
-from orca_jax.link.adapters import AdapterCalls
+from orca_jax.link.adapters import MOST_ENDS, AdapterCalls
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import Unavailable
 from orca_jax.link.wire import AdapterAnswer, FromFrontEnd, LoadAdapter, Ready, UnloadAdapter
@@ -23,7 +23,7 @@ def run(act: Callable[[AdapterCalls, Sent], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(with_calls(), 10))
 
 
-async def started(change: Awaitable[None]) -> asyncio.Task[None]:
+async def started[T](change: Awaitable[T]) -> asyncio.Task[T]:
     task = asyncio.ensure_future(change)
     await asyncio.sleep(0)
     return task  # type: ignore[return-value]
@@ -97,18 +97,45 @@ def test_the_stop_of_the_server_ends_all_changes() -> None:
     asyncio.run(asyncio.wait_for(act(), 10))
 
 
-def test_a_new_engine_gets_what_calls_have_loaded(caplog: pytest.LogCaptureFixture) -> None:
+async def loaded_both(calls: AdapterCalls, sent: Sent) -> None:
+    for name in "ab":
+        task = await started(calls.load(name, name.upper()))
+        calls.take(AdapterAnswer(sent[-1].number))
+        await task
+    sent.clear()
+
+
+def test_a_new_engine_gets_the_adapters_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
     async def act(calls: AdapterCalls, sent: Sent) -> None:
-        for name in "ab":
-            task = await started(calls.load(name, name.upper()))
-            calls.take(AdapterAnswer(sent[-1].number))
-            await task
-        calls.load_again(("b",))
-        kinds = [(type(each), each.name) for each in sent[2:]]
-        assert kinds == [(LoadAdapter, "a"), (UnloadAdapter, "b"), (LoadAdapter, "b")], "b was another adapter"
-        for each, error in zip(sent[2:], (None, None, "gone"), strict=True):
-            calls.take(AdapterAnswer(each.number, error))
-        assert calls.loaded == {"a": "A"}
-        assert "the adapter b cannot be loaded again: gone" in caplog.text
+        first, sent = sent, []
+        await loaded_both(calls, first)
+        again = await started(calls.load_again(sent.append, asyncio.Event()))
+        await asyncio.sleep(0)
+        for name, error in (("a", None), ("b", "gone")):
+            assert sent[-1] == LoadAdapter(sent[-1].number, name, name.upper())
+            calls.take(AdapterAnswer(sent[-1].number, error))
+            await asyncio.sleep(0.001)
+        assert await again is True and len(sent) == 2
+        assert (calls.loaded, calls.lost) == ({"a": "A"}, {"b": "gone"})
+        assert "the adapter b is not loaded any more: gone; requests for it are refused" in caplog.text
+        calls.lost["a"] = "as if"
+        await loaded_both(calls, first)
+        assert calls.lost == {}, "a call may load it again"
+
+    run(act)
+
+
+def test_an_adapter_that_ends_two_engines_is_dropped() -> None:
+    async def act(calls: AdapterCalls, sent: Sent) -> None:
+        await loaded_both(calls, sent)
+        for turn in range(MOST_ENDS):
+            assert (calls.loaded, calls.lost) == ({"a": "A", "b": "B"}, {}), turn
+            ended = asyncio.Event()
+            again = await started(calls.load_again(sent.append, ended))
+            await asyncio.sleep(0)
+            ended.set()
+            assert await again is False
+        assert calls.loaded == {"b": "B"} and calls.lost == {"a": "2 engines ended while they loaded it again"}
+        assert [each.name for each in sent] == ["a", "a"]
 
     run(act)

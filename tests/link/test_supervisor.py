@@ -5,14 +5,16 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
 from orca_jax.link.supervisor import LOADING_SILENCE, MAX_FAILURES, HangDetector, Supervisor
 from orca_jax.link.watch import STEP_FLOOR
-from orca_jax.link.wire import Failed, Heartbeat, Ready, encode
+from orca_jax.link.wire import AdapterAnswer, Failed, Heartbeat, LoadAdapter, Message, Ready, encode
 from orca_jax.server_config import ServerConfig
 
 CONFIG = ServerConfig(heartbeat_timeout=3, load_timeout=100)
@@ -142,3 +144,50 @@ async def test_a_first_start_that_fails_is_not_repeated() -> None:
 @pytest.mark.anyio
 async def test_a_front_end_that_cannot_serve_the_model_says_so() -> None:
     assert await supervise(link_that(READY), fails=True) == ["no tokenizer"]
+
+
+@pytest.mark.anyio
+async def test_a_start_that_fails_twice_by_one_adapter_goes_on_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of the settings included; a start that fails so does not count as a failure of the engine."""
+    settings = EngineConfig(model="preset:toy", enable_lora=True, lora_modules=("bad=x", "good=y"))
+    config = ServerConfig(settings, restart_engine=True)
+    client = EngineClient(config)
+    loads: list[list[str]] = []  # of each engine
+    served: list[dict[str, str]] = []
+
+    class Link(EngineLink):
+        async def start(self, config: ServerConfig) -> None:
+            loads.append(list(config.engine.lora_paths))
+            self.data_received(encode(msgspec.structs.replace(READY, adapters=tuple(config.engine.lora_paths))))
+
+        def send(self, message: Message) -> None:
+            assert isinstance(message, LoadAdapter)
+            loads[-1].append(message.name)
+            soon = asyncio.get_running_loop().call_soon
+            if message.name == "bad":
+                soon(self.connection_lost, None)
+            else:
+                soon(self.data_received, encode(AdapterAnswer(message.number)))
+
+        async def exit_reason(self) -> EngineDeadError:
+            return EngineDeadError("it broke")
+
+    async def on_ready(ready: Ready) -> None:
+        served.append(dict(client.adapters.loaded))
+        asyncio.get_running_loop().call_later(0.01, lambda: links[-1].connection_lost(None))
+
+    links: list[EngineLink] = []
+
+    def make_link(take: Any, begun: float | None) -> EngineLink:
+        links.append(Link(take, begun))
+        return links[-1]
+
+    async def sleep(seconds: float) -> None:
+        pass
+
+    with pytest.raises(EngineDeadError):
+        await Supervisor(config, client, on_ready, make_link=make_link, sleep=sleep).run()
+    assert loads[:4] == [["bad", "good"], ["bad"], ["bad"], ["good"]]
+    assert served == [{}] + [{"good": "y"}] * (MAX_FAILURES - 1), "all other ends count"
+    assert client.adapters.lost == {"bad": "2 engines ended while they loaded it again"}
+    assert "the adapter bad is not loaded any more" in caplog.text

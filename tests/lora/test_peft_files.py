@@ -1,6 +1,9 @@
 """Adapters of PEFT: the results of PEFT with recorded adapters, and refusals that name the reason."""
 
 import json
+import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +131,9 @@ def test_recorded_settings_are_read(name: str) -> None:
 
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
+QUERY = "base_model.model.model.language_model.layers.1.self_attn.q_proj"  # and others of a Gemma 3 for images
+VISION = "base_model.model.model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj"
+PROJECTOR = "base_model.model.multi_modal_projector.mm_soft_emb"
 
 
 @pytest.mark.parametrize(
@@ -160,12 +166,132 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     whole = weights.read_bytes()
     for content in (b"", b"\xff" * 20, whole[:100], whole[:-8]):
         weights.write_bytes(content)
-        assert "adapter_model.safetensors" in refusal(folder) or "its entry in the header is wrong" in refusal(folder)
+        assert "adapter_model.safetensors: cannot be read: it" in refusal(folder)
     weights.unlink()
     (folder / "adapter_model.bin").write_bytes(b"")
     assert "only adapter_model.bin: pickles are not read" in refusal(folder)
     (folder / "adapter_config.json").write_text("[]", encoding="utf-8")
     assert "it is not a JSON object" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"\\udc00": 1}', r"'utf-8' codec can't encode character '\udc00'"),
+        ('{"r":' + "[" * 5000 + "]" * 5000 + "}", "it is nested deeper than 64 levels"),
+        (json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 10**400}), "lora_alpha must be a number, got 1000"),
+        ('{"peft_type": "LORA", "r": 2, "lora_alpha": NaN}', "lora_alpha must be a number, got nan"),
+    ],
+)
+def test_odd_settings_are_refused_with_their_reason(text: str, reason: str, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path, 0)
+    (folder / "adapter_config.json").write_text(text, encoding="utf-8")
+    assert f"adapter_config.json: {'' if 'lora_alpha' in reason else 'it is not valid: '}{reason}" in refusal(folder)
+
+
+def change_header(folder: Path, change: Callable[[str], str]) -> None:
+    """Write another header into the file of an adapter."""
+    path = folder / "adapter_model.safetensors"
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = change(data[8:end].decode()).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[end:])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("q_proj.lora_A", r"q\udc00.lora_A", r"its header is damaged: 'utf-8' codec can't encode character '\udc00'"),
+        ('{"', '{"a":{},"a":{},"', "its header is damaged: 'a' is listed twice"),
+        ("[2,48]", "[2,1e400]", "has a wrong dtype, shape or data_offsets"),
+        ("[2,48]", f"[2,{2**63}]", "has a wrong dtype, shape or data_offsets"),
+        ("[2,48]", "[-2,-48]", "has a wrong dtype, shape or data_offsets"),
+        ("[2,48]", "[2,47]", "has 384 bytes, which are not its shape [2, 47]"),
+        ("[2,48]", "[96]", "shape [96] is not that of a matrix"),
+    ],
+)
+def test_odd_headers_are_refused_with_their_reason(old: str, new: str, reason: str, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path, 0)
+    change_header(folder, lambda header: header.replace(old, new, 1))
+    assert reason in refusal(folder)
+
+
+def test_a_header_is_refused_by_its_size_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_adapter(tmp_path, 0)
+    longest = "x" * 250
+    change_header(folder, lambda header: header.replace("{", f'{{"__metadata__":{{"{longest}":"{longest}"}},', 1))
+    read(folder)
+    change_header(folder, lambda header: header + " " * 31_000_000)
+    monkeypatch.setattr("orca_jax.model.files.safetensors.json", None)  # parsing it would fail otherwise
+    assert "and at most 87936 are read" in refusal(folder)
+
+
+def test_a_file_with_more_data_than_the_model_needs_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sparse files, which take no space: with a tail, and with tensors of the size that would be left out."""
+    path, tensors = write_adapter(tmp_path, 0) / "adapter_model.safetensors", {}
+    os.truncate(path, 200 * 2**30)
+    monkeypatch.setattr("orca_jax.model.stripes.FileMatrix.read_into", lambda *_: pytest.fail("it was read"))
+    assert "it was cut or changed" in refusal(tmp_path)
+    place = 0
+    for module, side, shape in ((VISION, "A", [2, 2**33]), (QUERY, "A", [2, 16]), (QUERY, "B", [24, 2])):
+        end = place + 4 * math.prod(shape)
+        tensors[f"{module}.lora_{side}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [place, end]}
+        place = end
+    header = json.dumps(tensors).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + place)
+    with pytest.raises(CheckpointError, match="with this r, one of this model has at most"):
+        read(tmp_path, "gemma3-with-images")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+def test_other_kinds_of_files_are_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path, 0) / name
+    path.unlink()
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.mkdir()
+    assert "not a regular file" in refusal(tmp_path)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_adapter(tmp_path, 0)
+    path = folder / "adapter_model.safetensors"
+
+    def cut(*arguments: Any) -> Any:
+        os.truncate(path, path.stat().st_size // 2)
+        return zero_values(*arguments)
+
+    monkeypatch.setattr("orca_jax.model.lora.peft_files.zero_values", cut)  # behind the checks, before the values
+    assert "the file ends within the tensor" in refusal(folder)
+
+
+@pytest.mark.parametrize("language", ["language_model.model.", "model.language_model."])
+def test_the_part_for_images_is_left_out_and_named(language: str, tmp_path: Path) -> None:
+    model, images = "gemma3-with-images", {f"{VISION}.lora_{side}.weight": np.ones((2, 2), np.float32) for side in "AB"}
+    images |= {f"{PROJECTOR}.lora_A.weight": np.ones(3, np.int32)}
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}', encoding="utf-8")
+    query = f"base_model.model.{language}layers.1.self_attn.q_proj"
+    texts = {
+        f"{query}.lora_A.weight": np.ones((2, 16), np.float32),
+        f"{query}.lora_B.weight": np.ones((24, 2), np.float32),
+    }
+    save_file(texts, tmp_path / "adapter_model.safetensors")
+    alone = read(tmp_path, model)
+    save_file(images | texts, tmp_path / "adapter_model.safetensors")
+    whole = read(tmp_path, model)
+    assert (alone.left_out, whole.left_out) == ((), ("multi_modal_projector", "vision_tower"))
+    assert alone.digest == whole.digest and whole.values["query"][1].any()
+    save_file(images, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="has tensors of multi_modal_projector and vision_tower alone"):
+        read(tmp_path, model)
 
 
 def test_values_too_large_for_the_type_are_refused(tmp_path: Path) -> None:

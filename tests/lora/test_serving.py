@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import httpx
@@ -20,7 +22,7 @@ from orca_jax.openai.model import Model, Service
 from orca_jax.serve.app import create_app
 from orca_jax.serve.args import check
 from orca_jax.server_config import ServerConfig
-from orca_jax.sim.toy import TOY_MODEL, toy_generate
+from orca_jax.sim.toy import TOY_MODEL, toy_generate, toy_pooled
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.tokenizer import load_tokenizer
 
@@ -111,6 +113,19 @@ def test_adapters_are_chosen_by_the_name_of_the_model(config: ServerConfig) -> N
     on_server(config, act)
 
 
+@pytest.mark.conforms("embeddings.model")
+def test_embeddings_are_of_the_adapter_that_is_asked_for(config: ServerConfig) -> None:
+    async def act(http: httpx.AsyncClient, observer: ServerObserver) -> None:
+        for name, number in ((TOY, 0), ("start", number_of("first"))):
+            body = {"model": name, "input": "hi", "normalize": False}
+            found = (await http.post("/v1/embeddings", json=body)).json()
+            sums = list(accumulate((i + 1) * (token + 1 + number) for i, token in enumerate(b"hi")))
+            vector = list(array("f", toy_pooled(sums, "last", TOY_MODEL.vocab_size)))
+            assert (found["model"], found["data"][0]["embedding"]) == (name, vector)
+
+    on_server(config, act)
+
+
 def test_unloaded_names_are_refused_and_may_be_used_again(config: ServerConfig) -> None:
     async def act(http: httpx.AsyncClient, observer: ServerObserver) -> None:
         for path in ("one", "two"):
@@ -135,11 +150,15 @@ def test_loads_that_are_refused(config: ServerConfig) -> None:
             return done.status_code, error["param"], error["message"]
 
         outside = (400, "lora_path", "lora_path must be a directory inside the server's --lora-dir")
-        for path in ("../first", "/etc", ".", "", "none", "one/adapter_config.json", "a\0b", "x" * 5000):
+        Path(config.lora_dir or "", "loop").symlink_to("loop")
+        wrong_paths = ("../first", "/etc", ".", "", "none", "one/adapter_config.json", "a\0b", "x" * 5000)
+        for path in (*wrong_paths, "loop", "loop/x"):
             assert await refusal("mine", path) == outside
         assert (await refusal(TOY, "one"))[:2] == (400, "lora_name")
         assert (await refusal("start", "one"))[2].startswith("the adapter 'start' is loaded already")
-        assert (await refusal("", "one"))[1] == "lora_name"
+        for name in ("", "a,b", "a\n", "x" * 257):
+            expected = "lora_name must be 1 to 256 printable characters without a comma, got "
+            assert await refusal(name, "one") == (400, "lora_name", f"{expected}{name[:80]!r}")
         Path(config.lora_dir or "", "empty").mkdir()
         assert (await refusal("mine", "empty"))[1] == "lora_path"
         for name in ("a", "b"):
@@ -173,6 +192,8 @@ def test_llm(tmp_path: Path) -> None:
             llm.generate("hi", lora_request=[one, two])
         with pytest.raises(RequestError, match="not str"):
             llm.generate("hi", lora_request="one")  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="without a comma, got 'a,b'"):
+            LoRARequest("a,b", one.lora_path)
         llm.unload_lora("one")
         (output,) = llm.generate("hi", params, use_tqdm=False, lora_request=LoRARequest("one", two.lora_path))
         assert list(output.outputs[0].token_ids) == answer("hi", number_of("two"))
@@ -187,6 +208,7 @@ def test_llm(tmp_path: Path) -> None:
         ({"lora_modules": ("a=b",)}, "lora_modules", "needs enable_lora"),
         ({"enable_lora": True, "lora_modules": ("a",)}, "lora_modules", "must be NAME=PATH, got 'a'"),
         ({"enable_lora": True, "lora_modules": ("a=b", "a=c")}, "lora_modules", "the name 'a' twice"),
+        ({"enable_lora": True, "lora_modules": ("a,b=c",)}, "lora_modules", "without a comma, got 'a,b'"),
         ({"enable_lora": True, "max_loras": 0}, "max_loras", "at least 1"),
         ({"enable_lora": True, "max_loras": 4, "max_cpu_loras": 3}, "max_cpu_loras", "less than max_loras 4"),
         (

@@ -161,7 +161,7 @@ def test_loaded_and_evicted_200_times_under_load(
         assert read is not None and isinstance(engine.executor, JaxExecutor)
         alone: dict[int, list[int]] = {}
         for number in range(8):
-            engine.add_adapter(*read("one", str(adapters[number])))
+            read("one", str(adapters[number])).add_to(engine)
             engine.add("0", [1, 2, 3], GREEDY, adapter="one")
             engine.remove_adapter("one")
             alone[number] = tokens(run(built)["0"])
@@ -171,7 +171,7 @@ def test_loaded_and_evicted_200_times_under_load(
             name, number = random.choice("abcd"), random.randrange(8)
             if name in names:
                 engine.remove_adapter(name)
-            engine.add_adapter(*read(name, str(adapters[number])))
+            read(name, str(adapters[number])).add_to(engine)
             names[name] = number
             chosen = random.choice(list(names))
             engine.add(str(turn), [1, 2, 3], GREEDY, adapter=chosen)

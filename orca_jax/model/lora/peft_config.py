@@ -1,12 +1,14 @@
 """`adapter_config.json` of PEFT: each key is read, or known to be harmless, or refused."""
 
-import json
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orca_jax.errors import CheckpointError
+from orca_jax.checks import json_value, open_regular
+from orca_jax.errors import CheckpointError, system_message
 
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 2**20
@@ -25,7 +27,7 @@ _OFF: tuple[object, ...] = (None, False, "none", [], {})
 """Values of all other keys, by which a feature is off."""
 
 _CHANGES_BASE = (
-    "init_lora_weights {!r} changes the weights of the base model; convert the adapter with PEFT to a plain one"
+    "init_lora_weights {} changes the weights of the base model; convert the adapter with PEFT to a plain one"
 )
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
@@ -44,6 +46,15 @@ class PeftConfig:
         return float(self.alpha / (self.rank**0.5 if self.is_rank_stabilised else self.rank))
 
 
+def config_bytes(directory: Path) -> bytes:
+    """The content of the configuration of an adapter. Raises OSError, also for another kind of file or a large one."""
+    with os.fdopen(open_regular(directory / CONFIG), "rb") as file:
+        data = file.read(MAX_CONFIG_BYTES + 1)
+    if len(data) > MAX_CONFIG_BYTES:
+        raise OSError(f"it has more than {MAX_CONFIG_BYTES} bytes")
+    return data
+
+
 def read_config(directory: Path) -> PeftConfig:
     """Read the configuration of an adapter.
 
@@ -51,15 +62,13 @@ def read_config(directory: Path) -> PeftConfig:
         CheckpointError: the file is missing or wrong, or the adapter needs something that is not supported. The error
             names every such key.
     """
-    path = directory / CONFIG
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ValueError(f"it has more than {MAX_CONFIG_BYTES} bytes")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json_value(config_bytes(directory).decode())
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        reason = "it does not exist" if isinstance(error, FileNotFoundError) else str(error)[:200]
+    except (OSError, ValueError) as error:
+        reason = system_message(error) if isinstance(error, OSError) else f"it is not valid: {str(error)[:300]}"
+        reason = "it does not exist" if isinstance(error, FileNotFoundError) else reason
         raise CheckpointError(str(directory), [f"{CONFIG}: {reason}"], _REMEDY) from None
     problems = _problems(values)
     if problems:
@@ -75,19 +84,24 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
     problems = []
     kind, rank, alpha = values.get("peft_type"), values.get("r"), values.get("lora_alpha", 8)
     if kind != "LORA":
-        problems.append(f"peft_type {kind!r} is not supported, only 'LORA'")
+        problems.append(f"peft_type {_shown(kind)} is not supported, only 'LORA'")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        problems.append(f"r must be an integer of at least 1, got {rank!r}")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or abs(alpha) == float("inf") or alpha != alpha:
-        problems.append(f"lora_alpha must be a number, got {alpha!r}")
-    if values.get("use_rslora") not in (None, True, False):
-        problems.append(f"use_rslora must be true or false, got {values['use_rslora']!r}")
+        problems.append(f"r must be an integer of at least 1, got {_shown(rank)}")
+    is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not is_number or not abs(alpha) <= sys.float_info.max:  # also NaN, and integers beyond all floats
+        problems.append(f"lora_alpha must be a number, got {_shown(alpha)}")
+    if not isinstance(values.get("use_rslora"), bool | None):
+        problems.append(f"use_rslora must be true or false, got {_shown(values['use_rslora'])}")
     start = values.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
-        problems.append(_CHANGES_BASE.format(start))
+        problems.append(_CHANGES_BASE.format(_shown(start)))
     problems += [
-        f"{key} {str(value)[:80]!r} is not supported; train the adapter without it"
+        f"{key} {_shown(str(value))} is not supported; train the adapter without it"
         for key, value in values.items()
         if key not in _READ | _HARMLESS and not any(value is off or value == off for off in _OFF)
     ]
     return problems
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]

@@ -1,11 +1,8 @@
 """Adapters in the format of PEFT: read, checked against the model, and arranged as the devices hold them."""
 
 import hashlib
-import json
-import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from orca_jax.checks import open_regular
 from orca_jax.config import DType, LoraConfig, ModelConfig
 from orca_jax.errors import CheckpointError, system_message
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
+from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.lora.peft_config import PeftConfig, read_config
 from orca_jax.model.lora.stacks import group_of, groups_of, width_of, zero_values
 from orca_jax.model.parameters import copied_columns
-from orca_jax.model.stripes import DTYPES
+from orca_jax.model.stripes import DTYPES, FileMatrix
 
 WEIGHTS = "adapter_model.safetensors"
-MAX_HEADER_BYTES = 32 * 2**20
 _PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": "A", ".lora_B.weight": "B"}
 _REMEDIES = {
@@ -37,6 +35,10 @@ _REMEDIES = {
 }
 """Reasons for the refusal of a tensor, by a part of its name."""
 
+_ENTRY_BYTES = 400  # of a header for a tensor: its name in at most 250 characters, type, shape and offsets
+_METADATA_BYTES = 2**16  # of a header
+_MOST_ITEM_BYTES = max(dtype.itemsize for dtype in DTYPES.values())
+
 
 @dataclass(frozen=True)
 class AdapterValues:
@@ -46,11 +48,14 @@ class AdapterValues:
         digest: of its configuration and tensors: equal digests mean equal results.
         rank: before padding to the largest rank.
         values: see `stacks.value_shapes`, for all layers of the model.
+        left_out: parts of the whole model that the decoder does not have, such as vision_tower; their tensors were not
+            read.
     """
 
     digest: str
     rank: int
     values: Mapping[str, NDArray[Any]]
+    left_out: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -66,8 +71,18 @@ class _AdaptedModule(NamedTuple):
     weight: Weight
 
 
+class _Tensors(NamedTuple):
+    """The tensors of a file: "A" and "B" of each module of the decoder, and the parts that are left out."""
+
+    modules: Mapping[str, Mapping[str, FileMatrix]]
+    left_out: tuple[str, ...]
+
+
 def read_adapter(directory: Path, model: ModelConfig, lora: LoraConfig, dtype: DType) -> AdapterValues:
     """Read an adapter.
+
+    The names, types, shapes and places of all tensors are checked before the first one is read, so that a wrong file
+    costs no more than its header. Its size is limited: parsing a header holds the interpreter.
 
     Args:
         directory: has adapter_config.json and adapter_model.safetensors.
@@ -84,10 +99,8 @@ def read_adapter(directory: Path, model: ModelConfig, lora: LoraConfig, dtype: D
         problem = f"r {config.rank} is more than max_lora_rank {lora.max_rank}; start with a larger --max-lora-rank"
         raise CheckpointError(str(directory), [problem])
     try:
-        with _open(directory / WEIGHTS) as (header, data, digest):
-            digest.update(repr((config.rank, config.scale)).encode())
-            values = _arrange(directory, header, data, config, model, lora, dtype)
-            return AdapterValues(digest.hexdigest(), config.rank, values)
+        with os.fdopen(open_regular(directory / WEIGHTS), "rb") as file:
+            return _read(directory, file.fileno(), config, model, lora, dtype)
     except FileNotFoundError:
         other = (directory / "adapter_model.bin").exists()
         reason = "only adapter_model.bin: pickles are not read, since they may run code" if other else "missing"
@@ -97,46 +110,67 @@ def read_adapter(directory: Path, model: ModelConfig, lora: LoraConfig, dtype: D
         raise CheckpointError(str(directory), [f"{WEIGHTS}: cannot be read: {system_message(error)}"]) from None
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[tuple[Mapping[str, Any], np.ndarray, Any]]:
-    """The header and the data of a safetensors file, mapped, and a digest of both. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    with os.fdopen(descriptor, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        size = os.fstat(file.fileno()).st_size
-        if length > min(MAX_HEADER_BYTES, size - 8):
-            raise OSError("it is not a safetensors file")
-        try:
-            header = json.loads(file.read(length))
-            has_data = size > 8 + length
-            data: np.ndarray = np.memmap(file, np.uint8, "r", 8 + length) if has_data else np.zeros(0, np.uint8)
-        except (ValueError, RecursionError):
-            raise OSError("its header is not valid JSON") from None
-        if not isinstance(header, dict):
-            raise OSError("its header is not a JSON object")
-        header.pop("__metadata__", None)
-        digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-        digest.update(data)
-        yield header, data, digest
+def _read(
+    directory: Path, descriptor: int, config: PeftConfig, model: ModelConfig, lora: LoraConfig, dtype: DType
+) -> AdapterValues:
+    places, problems = _places(model), list[str]()
+    matrices = {(each.weight.key, each.layer): each for found in places.values() for each in found}
+    # Two tensors for each matrix, and as many again for parts that are left out.
+    stored, length = read_header(descriptor, _METADATA_BYTES + 4 * len(matrices) * _ENTRY_BYTES)
+    tensors = _check(stored, descriptor, places, model, config.rank, problems)
+    numbers = sum(_numbers(each, model, config.rank) for each in matrices.values())
+    size, most = os.fstat(descriptor).st_size, 8 + length + 2 * numbers * _MOST_ITEM_BYTES
+    if size > most and not problems:
+        problems.append(f"{WEIGHTS} has {size} bytes; with this r, one of this model has at most {most}")
+    if not problems:
+        values, digest = _arrange(tensors, places, config, model, lora, dtype, problems)
+    if problems:
+        raise CheckpointError(str(directory), problems)
+    return AdapterValues(digest, config.rank, values, tensors.left_out)
 
 
-def _tensor(key: str, entry: Any, data: np.ndarray, problems: list[str]) -> np.ndarray | None:
-    """A tensor in float32, or None after a problem."""
-    try:
-        kind, shape, (begin, end) = DTYPES.get(entry["dtype"]), [int(n) for n in entry["shape"]], entry["data_offsets"]
-        if kind is None:
-            problems.append(f"{key}: type {entry['dtype']} is not supported, only {', '.join(DTYPES)}")
-            return None
-        if len(shape) != 2 or not 0 <= begin <= end <= data.size or end - begin != math.prod(shape) * kind.itemsize:
-            raise ValueError("offsets")
-    except (KeyError, TypeError, ValueError):
-        problems.append(f"{key}: its entry in the header is wrong")
-        return None
-    values = np.frombuffer(data[begin:end].tobytes(), kind).reshape(shape).astype(np.float32)
-    if not np.isfinite(values).all():
-        problems.append(f"{key}: has values that are not finite")
-        return None
-    return values
+def _check(
+    stored: Mapping[str, StoredTensor],
+    descriptor: int,
+    places: Mapping[str, list[_AdaptedModule]],
+    model: ModelConfig,
+    rank: int,
+    problems: list[str],
+) -> _Tensors:
+    """The tensors of the decoder, with names, types and shapes that fit; or problems."""
+    ignored = FAMILIES[model.family].ignored
+    modules: dict[str, dict[str, FileMatrix]] = {}
+    left_out: set[str] = set()
+    for key in sorted(stored):
+        side = next((side for side in _SIDES if key.endswith(side)), None)
+        module = key.removeprefix(_PREFIX).removesuffix(side or "")
+        if side is not None and module not in places and ignored.fullmatch(f"{module}.weight"):
+            left_out.add(module.removeprefix("model.").partition(".")[0])
+            continue
+        if side is None or module not in places:
+            reason = next((why for part, why in _REMEDIES.items() if part in key), "no linear layer of this model")
+            problems.append(f"{key}: {reason}")
+            continue
+        kind, shape, begin = stored[key]
+        if kind not in DTYPES:
+            problems.append(f"{key}: type {kind[:20]} is not supported, only {', '.join(DTYPES)}")
+        elif len(shape) != 2:
+            problems.append(f"{key}: shape {list(shape)[:9]} is not that of a matrix")
+        else:
+            matrix = FileMatrix(key, *shape, DTYPES[kind], descriptor, begin)
+            modules.setdefault(module, {})[_SIDES[side]] = matrix
+    if not modules and not problems:
+        only = f"tensors of {' and '.join(sorted(left_out))} alone, which is left out" if left_out else "no tensors"
+        problems.append(f"{WEIGHTS} has {only}")
+    are_whole = not problems
+    for module, sides in modules.items():
+        if len(sides) == 2:
+            problem = _problem_of_shapes(sides, places[module], model, rank)
+        else:
+            problem = "lora_A and lora_B must both be there" if are_whole else None
+        if problem is not None:
+            problems.append(f"{module}: {problem}")
+    return _Tensors(modules, tuple(sorted(left_out)))
 
 
 def _places(model: ModelConfig) -> dict[str, list[_AdaptedModule]]:
@@ -157,60 +191,59 @@ def _places(model: ModelConfig) -> dict[str, list[_AdaptedModule]]:
 
 
 def _arrange(
-    directory: Path,
-    header: Mapping[str, Any],
-    data: np.ndarray,
+    tensors: _Tensors,
+    places: Mapping[str, list[_AdaptedModule]],
     config: PeftConfig,
     model: ModelConfig,
     lora: LoraConfig,
     dtype: DType,
-) -> dict[str, NDArray[Any]]:
-    places, problems = _places(model), list[str]()
-    modules: dict[str, dict[str, np.ndarray]] = {}
-    for key, entry in sorted(header.items()):
-        side = next((side for side in _SIDES if key.endswith(side)), None)
-        module = key.removeprefix(_PREFIX).removesuffix(side or "")
-        if side is None or module not in places:
-            reason = next((why for part, why in _REMEDIES.items() if part in key), "no linear layer of this model")
-            problems.append(f"{key}: {reason}")
-            continue
-        values = _tensor(key, entry, data, problems)
-        if values is not None:
-            modules.setdefault(module, {})[_SIDES[side]] = values
-    if not modules and not problems:
-        problems.append(f"{WEIGHTS} has no tensors")
+    problems: list[str],
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """Read the tensors. Returns the arrays of the adapter and a digest, or adds problems. Raises OSError."""
     out = zero_values(model, lora, dtype)
-    for module, sides in modules.items():
-        if len(sides) < 2:
-            if not problems:
-                problems.append(f"{module}: lora_A and lora_B must both be there")
-            continue
-        problem = _problem_of_shapes(sides, places[module], model, config.rank)
-        if problem is not None:
-            problems.append(f"{module}: {problem}")
-            continue
+    digest = hashlib.sha256(repr((config.rank, config.scale)).encode())
+    for module, sides in tensors.modules.items():
+        matrices = {}
+        for side, matrix in sorted(sides.items()):
+            values = np.empty(_shape(matrix), matrix.dtype)
+            matrix.read_into(0, values)
+            digest.update(repr((matrix.key, matrix.dtype.name, _shape(matrix))).encode())
+            digest.update(values.view(np.uint8))
+            matrices[side] = values.astype(np.float32)
+            if not np.isfinite(matrices[side]).all():
+                problems.append(f"{matrix.key}: has values that are not finite")
         with np.errstate(over="ignore"):  # found below
             for place in places[module]:
-                _place_values(out, place, sides["A"], sides["B"] * config.scale, model, lora.max_rank)
+                _place_values(out, place, matrices["A"], matrices["B"] * config.scale, model, lora.max_rank)
     infinite = [name for name, each in out.items() if not np.isfinite(each.astype(np.float32)).all()]
-    if infinite:
+    if infinite and not problems:
         problems.append(f"values of {', '.join(infinite)} are too large for {dtype}")
-    if problems:
-        raise CheckpointError(str(directory), problems)
-    return out
+    return out, digest.hexdigest()
+
+
+def _shapes(place: _AdaptedModule, model: ModelConfig, rank: int) -> dict[str, tuple[int, int]]:
+    """The shapes of both matrices of a module."""
+    _, _, group = group_of(place.target, model)
+    part = place.weight.part
+    outputs = _stored_width(place.target, model) if part is None else part.num_columns
+    return {"A": (rank, width_of(group.inputs, model)), "B": (outputs, rank)}
+
+
+def _numbers(place: _AdaptedModule, model: ModelConfig, rank: int) -> int:
+    return sum(rows * columns for rows, columns in _shapes(place, model, rank).values())
 
 
 def _problem_of_shapes(
-    sides: Mapping[str, np.ndarray], places: list[_AdaptedModule], model: ModelConfig, rank: int
+    sides: Mapping[str, FileMatrix], places: list[_AdaptedModule], model: ModelConfig, rank: int
 ) -> str | None:
-    place = places[0]
-    _, _, group = group_of(place.target, model)
-    inputs, part = width_of(group.inputs, model), place.weight.part
-    outputs = _stored_width(place.target, model) if part is None else part.num_columns
-    for side, needed in (("A", (rank, inputs)), ("B", (outputs, rank))):
-        if sides[side].shape != needed:
-            return f"lora_{side} has shape {list(sides[side].shape)}, the model and r need {list(needed)}"
+    for side, needed in _shapes(places[0], model, rank).items():
+        if _shape(sides[side]) != needed:
+            return f"lora_{side} has shape {list(_shape(sides[side]))}, the model and r need {list(needed)}"
     return None
+
+
+def _shape(matrix: FileMatrix) -> tuple[int, int]:
+    return matrix.num_rows, matrix.num_columns
 
 
 def _stored_width(target: str, model: ModelConfig) -> int:

@@ -1,0 +1,149 @@
+"""Grammars and adapters that wait, hang or fail: each call gets its answer, and the others go on."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from orca_jax.build.engine import build_engine
+from orca_jax.config import EngineConfig
+from orca_jax.errors import RequestError
+from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
+from orca_jax.link.prepare import GRAMMARS, MAX_GIVEN_UP, NUM_THREADS, Preparation
+from orca_jax.link.wire import AdapterAnswer, LoadAdapter, Message, Rejected, Submit, Updates
+from orca_jax.request import Constraint, SamplingParams, StructuredOutput, TokenSet
+
+SHORT = {"limit": 0.05, "tick": 0.01}
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """Set at the end, so that no thread of a test stays."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def refusal(results: "queue.SimpleQueue[Any]") -> str:
+    result = results.get(timeout=10)
+    assert isinstance(result, RequestError) and result.param == "structured_outputs"
+    return result.message
+
+
+def test_late_work_is_given_up_and_the_next_begins(released: threading.Event) -> None:
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    grammars = Preparation(GRAMMARS, **SHORT)
+    for _ in range(2 * NUM_THREADS):
+        grammars.submit(released.wait, results.put)
+    grammars.submit(lambda: "fine", results.put)
+    found = [results.get(timeout=10) for _ in range(2 * NUM_THREADS + 1)]
+    late = [each.message for each in found if isinstance(each, RequestError)]
+    assert late == ["the grammar was not compiled within 0.05 s; give a smaller one"] * 2 * NUM_THREADS
+    assert "fine" in found and grammars.num_late == 2 * NUM_THREADS
+    released.set()
+    grammars.submit(lambda: "fine again", results.put)
+    assert results.get(timeout=10) == "fine again", "the late ones report nothing more"
+    grammars.close()
+
+
+def test_work_in_time_is_not_given_up() -> None:
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    grammars = Preparation(GRAMMARS, limit=30, tick=0.001)
+    for number in range(50):
+        grammars.submit(lambda number=number: number, results.put)  # type: ignore[misc]
+    assert {results.get(timeout=10) for _ in range(50)} == set(range(50))
+    assert grammars.num_late == 0
+    grammars.close()
+
+
+def test_threads_of_late_work_are_bounded(released: threading.Event) -> None:
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    grammars = Preparation(GRAMMARS, **SHORT)
+    for _ in range(MAX_GIVEN_UP):
+        grammars.submit(released.wait, results.put)
+    for _ in range(MAX_GIVEN_UP):
+        assert "was not compiled within" in refusal(results)
+    grammars.submit(released.wait, results.put)
+    assert refusal(results) == "16 grammars are late and still being compiled; try again later"
+    grammars.close()
+
+
+def test_dropped_work_never_begins(released: threading.Event) -> None:
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    grammars = Preparation(GRAMMARS)
+    for _ in range(NUM_THREADS):
+        grammars.submit(released.wait, results.put)
+    dropped = grammars.submit(lambda: pytest.fail("it was dropped"), results.put)
+    grammars.submit(lambda: "last", results.put)
+    grammars.cancel(dropped)
+    released.set()
+    assert {results.get(timeout=10) for _ in range(NUM_THREADS + 1)} == {True, "last"}
+    grammars.close()
+
+
+def test_an_unexpected_failure_says_more_than_its_class(caplog: pytest.LogCaptureFixture) -> None:
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    grammars = Preparation(GRAMMARS)
+    grammars.submit(lambda: int(1e999), results.put)
+    expected = "the grammar cannot be compiled: OverflowError: cannot convert float infinity to integer"
+    assert refusal(results) == expected and "Traceback" in caplog.text
+    grammars.close()
+
+
+class Anything:
+    """A constraint that allows all tokens of the toy."""
+
+    def allowed(self) -> TokenSet:
+        return (1 << 257) - 1
+
+    def accept(self, token_id: int) -> None:
+        assert 0 <= token_id < 257
+
+
+def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
+    released: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the other way round; both are counted in the statistics of the heartbeats."""
+    monkeypatch.setattr("orca_jax.link.loop.Preparation", partial(Preparation, limit=0.3, tick=0.02))
+    engine = build_engine(EngineConfig(model="preset:toy", max_model_len=64, enable_lora=True)).engine
+    inbox: Inbox = queue.SimpleQueue()
+    sent: list[Message] = []
+    status = EngineStatus()
+
+    def send(message: Message) -> None:
+        sent.append(message)
+        ends = [each for each in sent if isinstance(each, AdapterAnswer | Rejected)]
+        is_done = [each for each in sent if isinstance(each, Updates) for one in each.updates if one.finish_reason]
+        if len(ends) + len(is_done) == 7:
+            inbox.put(None)
+
+    def compile_grammar(structured: StructuredOutput) -> Constraint:
+        if structured.value.startswith("slow"):
+            released.wait()
+        return Anything()
+
+    def read(name: str, path: str) -> Any:
+        if path == "slow":
+            released.wait()
+        raise RequestError("nothing is there", "lora_path")
+
+    def grammar(value: str) -> Submit:
+        params = SamplingParams(2, temperature=0, ignore_eos=True, structured=StructuredOutput("regex", value))
+        return Submit(value, [1], params)
+
+    for number, path in enumerate(("slow", "slow", "empty")):
+        inbox.put(LoadAdapter(number, "a", path))
+    for message in (grammar("fine"), grammar("slow"), grammar("slow too"), grammar("fine again")):
+        inbox.put(message)
+    EngineLoop(engine, inbox, send, status, compile_grammar, reader=read).run()
+    order = [each.number if isinstance(each, AdapterAnswer) else "" for each in sent]
+    assert order.index(0) < order.index(2)
+    first = next(index for index, each in enumerate(sent) if isinstance(each, Updates))
+    assert first < order.index(0), "the grammar waited for no adapter"
+    late = [each.error or "" for each in sent if isinstance(each, AdapterAnswer)]
+    assert late[0].startswith("the adapter was not read within 0.3 s") and "nothing is there" in late
+    beat = status.heartbeat()
+    assert beat.engine is not None and (beat.engine.late_grammars, beat.engine.late_adapters) == (2, 2)
