@@ -156,7 +156,7 @@ def _cache(
     config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel", largest: int, free: int | None
 ) -> CacheConfig:
     """Choose type, layout and size of the KV cache; `largest` is the largest launch in tokens."""
-    from orca_jax.exec.cache import free_memory, size_cache, weight_bytes, workspace_bytes
+    from orca_jax.exec.cache import free_memory, largest_stack, size_cache, weight_bytes, workspace_bytes
 
     dtype = dtype_of(config, placed.platform)
     cache_auto = page_type(dtype, placed.platform, has_bfloat16=multiplies_bfloat16())
@@ -168,6 +168,8 @@ def _cache(
     # The stage with the most layers decides, as every page has a part in each stage.
     needed = max(weight_bytes(stage.shapes) + _lora_bytes(config, stage, dtype) for stage in placed.stages)
     needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size, most_drafts(config))
+    if placed.weights.is_random and placed.platform != "cpu":
+        needed += max(largest_stack(stage.shapes) for stage in placed.stages)
     utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
     memory = free_memory(placed.devices, utilization, needed, free)
     most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))

@@ -15,6 +15,7 @@ from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.memory import usable_bytes
 from orca_jax.exec.untouched import untouched
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
+from orca_jax.model.parameters import path_of, split_layer
 from orca_jax.model.sharding import MESH_AXES, padded_vocab
 from orca_jax.model.transformer import Decoder
 
@@ -66,6 +67,21 @@ def weight_bytes(decoder: Decoder) -> int:
     """Bytes of the parameters on each device; the decoder may hold sharded shapes in their place."""
     leaves = jax.tree.leaves(nnx.state(decoder))
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def largest_stack(decoder: Decoder) -> int:
+    """Bytes on each device of the largest parameter with all its layers, if the layers have arrays of their own.
+
+    Random weights exist as such stacks first. Freed stacks leave holes of this size in all, and one array does not fit
+    into several holes. The decoder may hold sharded shapes.
+    """
+    sizes: dict[str, int] = {}
+    for keys, variable in nnx.to_flat_state(nnx.state(decoder)):
+        name, layer = split_layer(path_of(keys))
+        if layer is not None:
+            leaf = variable.get_value()
+            sizes[name] = sizes.get(name, 0) + math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    return max(sizes.values(), default=0)
 
 
 def size_cache(

@@ -32,6 +32,7 @@ from orca_jax.model.parameters import (
     first_line,
     flat_parameters,
     num_copies,
+    split_layer,
     stored_shape,
     stored_shapes,
     with_layers,
@@ -42,13 +43,16 @@ from orca_jax.model.trees.choose import ParameterArrays, choose_table, find_arra
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
 from orca_jax.model.trees.memory import nested
 from orca_jax.model.trees.rows import LAYER, TreeTable
-from orca_jax.model.trees.views import Entry, Stacked, Stored, Taken, Transposed, View
+from orca_jax.model.trees.views import Entry, PendingRead, Stacked, Stored, Taken, Transposed, View
 from orca_jax.progress import Progress
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _ARRAYS = ("jax.Array", "np.ndarray")
 
 logger = logging.getLogger(__name__)
+
+Place = tuple[slice, ...] | None
+"""The place of a shard in an array; None for an array without axes, which no parameter is."""
 
 
 class ArrayOfTree(NamedTuple):
@@ -103,17 +107,26 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
         wanted = wanted.as_held()
     views, problems = views_of(tree, partial(open_stored, tree), wanted.of_model, config, read_mapping(directory))
     leaves, stacked = flat_parameters(wanted.shapes), with_layers(wanted.of_model)
+    arrays: dict[str, dict[str, jax.ShapeDtypeStruct]] = {}  # the leaves of each array of the files
+    for path, leaf in leaves.items():
+        arrays.setdefault(path if path in views else split_layer(path)[0], {})[path] = leaf
     values: dict[str, Array] = {}
     parts, not_finite = wanted.make_parts(), NotFinite()
-    for number, (path, leaf) in enumerate(leaves.items() if not problems else (), start=1):
+    for number, (name, of_array) in enumerate(arrays.items() if not problems else (), start=1):
         try:
-            view = views[path]
-            if path in stacked:
-                view = Taken(view, 0, np.arange(wanted.first_layer, wanted.first_layer + leaf.shape[0]))
-            values |= parts(path, read_parameter(path, view, leaf, config, not_finite))
+            view, shapes, is_split = views[name], [*of_array.values()], name not in of_array
+            if name in stacked:
+                size = len(shapes) if is_split else shapes[0].shape[0]
+                view = Taken(view, 0, np.arange(wanted.first_layer, wanted.first_layer + size))
+            if is_split:
+                read = read_layers(name, view, shapes, config, not_finite)
+            else:
+                read = [read_parameter(name, view, shapes[0], config, not_finite)]
+            for path, array in zip(of_array, read, strict=True):
+                values |= parts(path, array)
         except Exception as error:
-            problems.append(f"{path}: cannot be read: {first_line(error)}")
-        progress(number, len(leaves))
+            problems.append(f"{name}: cannot be read: {first_line(error)}")
+        progress(number, len(arrays))
     if problems:
         raise CheckpointError(str(tree.folder), problems, remedy=SAVE_AGAIN)
     not_finite.warn(str(tree.folder))
@@ -246,27 +259,68 @@ def read_parameter(
         config: as the mesh holds the model.
         not_finite: takes the number of such values.
     """
-    if (copies := num_copies(path, config)) > 1:
-        view = Taken(view, len(leaf.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, config.head_dim))
-    reads = {}
-    for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values()):
-        bounds = bounds_of(index, leaf.shape)
-        cut = [
-            range(min(bound.start, size), min(bound.stop, size)) for bound, size in zip(bounds, view.shape, strict=True)
-        ]
-        reads[index] = ([len(bound) for bound in bounds], view.start(cut))
+    shards = _shards(path, view, leaf, config, not_finite)
+    return _array(leaf, lambda index: shards[index]())
 
-    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None, "every parameter has at least one axis"
-        shape, read = reads[index]
-        values = read()
-        not_finite.add(path, _count(values))
-        values = values.astype(leaf.dtype, copy=False)
-        padding = [(0, size - found) for size, found in zip(shape, values.shape, strict=True)]
-        return np.pad(values, padding) if any(after for _, after in padding) else values
 
+def read_layers(
+    path: str, view: View, leaves: Sequence[jax.ShapeDtypeStruct], config: ModelConfig, not_finite: NotFinite
+) -> list[Array]:
+    """Read the parameters of separate layers from a view with all of them, as in `read_parameter`.
+
+    The host holds all layers, a device no more than the results: freed stacks would leave holes in its memory.
+    """
+    reads = _shards(path, view, leaves[0], config, not_finite, len(leaves))
+    shards = {index: read() for index, read in reads.items()}
+
+    def layer_of(layer: int) -> Callable[[Place], np.ndarray]:
+        return lambda index: shards[index][layer]
+
+    return [_array(leaf, layer_of(layer)) for layer, leaf in enumerate(leaves)]
+
+
+def _array(leaf: jax.ShapeDtypeStruct, shard: Callable[[Place], np.ndarray]) -> Array:
     array: Array = jax.make_array_from_callback(leaf.shape, leaf.sharding, shard, dtype=leaf.dtype)
     return array
+
+
+def _shards(
+    path: str,
+    view: View,
+    leaf: jax.ShapeDtypeStruct,
+    config: ModelConfig,
+    not_finite: NotFinite,
+    num_layers: int | None = None,
+) -> dict[Place, PendingRead]:
+    """Start to read all shards of a parameter, those of all layers together if `num_layers` are given."""
+    if (copies := num_copies(path, config)) > 1:
+        view = Taken(view, len(view.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, config.head_dim))
+    lead = [] if num_layers is None else [range(num_layers)]
+
+    def count(values: np.ndarray) -> None:
+        not_finite.add(path, _count(values))
+
+    return {
+        index: _padded(view, [*lead, *bounds_of(index, leaf.shape)], leaf, count)
+        for index in set(leaf.sharding.addressable_devices_indices_map(leaf.shape).values())
+    }
+
+
+def _padded(
+    view: View, bounds: Sequence[range], leaf: jax.ShapeDtypeStruct, count: Callable[[np.ndarray], None]
+) -> PendingRead:
+    """Start to read a part, in the type of a parameter. Entries beyond those of the view are zeros."""
+    cut = [range(min(bound.start, size), min(bound.stop, size)) for bound, size in zip(bounds, view.shape, strict=True)]
+    read = view.start(cut)
+
+    def padded() -> np.ndarray:
+        values = read()
+        count(values)
+        values = values.astype(leaf.dtype, copy=False)
+        padding = [(0, len(bound) - found) for bound, found in zip(bounds, values.shape, strict=True)]
+        return np.pad(values, padding) if any(after for _, after in padding) else values
+
+    return padded
 
 
 def _count(values: np.ndarray) -> int:

@@ -111,7 +111,11 @@ class Loading:
     _dtype: DType
     _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
-    _reads_layers: bool = False  # True if `_read` can read separate layers
+
+    @property
+    def is_random(self) -> bool:
+        """True if the weights are drawn. Then a parameter of all layers exists as a whole until it is unstacked."""
+        return self._read is None
 
     def shapes(self, mesh: Mesh, span: LayerSpan | None = None) -> Decoder:
         """The decoder with a sharded shape in place of each parameter. Raises ConfigError as `load` does."""
@@ -135,8 +139,7 @@ class Loading:
             mesh: devices of the stage.
             progress: called after each parameter.
             span: layers of the stage; None for all.
-            arrange: changes the form of the layers, by `Decoder.unstack`. Files with a tensor for each layer are read
-                directly into this form; else a stacked parameter exists as a whole until it is unstacked.
+            arrange: changes the form of the layers, by `Decoder.unstack`. Files are read directly into this form.
         """
         if self._read is None:
             decoder = random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
@@ -149,19 +152,15 @@ class Loading:
             _, shapes, of_model = self._forms(replace(self.config, quantization=None), mesh, span, arrange)
         wanted = Wanted(shapes, of_model, span.start, kind, held, held_of_model)
         config = on_shards(self.config, tensor_parallel_size(mesh))
-        decoder = nnx.merge(structure, self._read(config, wanted, progress))
-        if not self._reads_layers:
-            arrange(decoder)
-        return decoder
+        read: Decoder = nnx.merge(structure, self._read(config, wanted, progress))
+        return read
 
     def _forms(
         self, config: ModelConfig, mesh: Mesh, span: LayerSpan, arrange: Callable[[Decoder], None]
     ) -> tuple[nnx.GraphDef[Decoder], nnx.State, nnx.State]:
-        """The structure and the shapes of a stage, in the form of the files' reader, and the shapes of the model."""
+        """The structure and the shapes of a stage, in the form of `arrange`, and the shapes of the model."""
         structure, shapes = abstract_decoder(config, self._dtype, mesh, span)
         of_model = shapes if span.is_whole else abstract_decoder(config, self._dtype, mesh)[1]
-        if not self._reads_layers:
-            return structure, shapes, of_model
         decoder: Decoder = nnx.merge(structure, shapes)
         arrange(decoder)
         return *nnx.split(decoder), of_model
@@ -187,7 +186,7 @@ def prepare_load(
     check_weights(source, load_format)
     directory = Path(source)
     if is_gguf(str(source)):
-        return Loading(config, dtype, partial(load_gguf, directory), seed, True)
+        return Loading(config, dtype, partial(load_gguf, directory), seed)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
     if config.decoder is not None:
@@ -196,7 +195,7 @@ def prepare_load(
             f"orbax.checkpoint to {PARAMS}/ (docs/own_models.md)"
         )
         raise ConfigError(message, param="decoder")
-    return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed, True)
+    return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed)
 
 
 def load_decoder(

@@ -12,6 +12,7 @@ steps.py      whole iterations of a model
 profile.py    their kernels by time
 variants.py   iterations under other options of the compiler
 serving.py    the engine on the paper's trace
+engine.py     the server and `LLM`, as a user has them
 trace.py      the paper's trace, for all systems
 peer.py       transformers on the same trace
 tables.py     results as tables

@@ -2,19 +2,25 @@
 
     scripts/gpu_check kernels [--out build/gpu_check] [--parts machine,correct:gpu] [--dry-run]
     scripts/gpu_check steps
+    scripts/gpu_check curves
     scripts/tpu_check kernels
     scripts/tpu_check steps
+    scripts/tpu_check curves
 
-Each command runs from the source tree in at most 9 minutes; without "kernels" or "steps", one command runs both. They
-need jax, flax, numpy, orbax and safetensors only. The comparison with transformers also needs transformers and torch,
-and is skipped without them, as are the parts that need compute-sanitizer or ncu. Every part is a process of its own
+Each command runs from the source tree in at most 9 minutes, and the three are in the order of their worth; without one
+of the names, one command runs all. They need jax, flax, numpy, orbax and safetensors only. The comparison with
+transformers also needs transformers and torch, and the part "engine" all packages of orca-jax; they are skipped without
+them, as are the parts that need compute-sanitizer or ncu. The limits of the parts fit into the 9 minutes, except for
+those that run if time is left. Every part is a process of its own
 with a time limit: if one fails, hangs or is killed, this is reported and the others still run. Measurements are
 written at once, so that a stopped part keeps its earlier ones.
 
 Files in `--out`, all of them written after every part: `result.json`, all results; `tables.txt`, the same for reading;
 `logs.tgz`, the rows and the output of each part; `gpu_blocks.json`, the best sizes of blocks. With `--json` the last
-line of the output is `result.json` as one line. The exit status is 1 if a part failed or was stopped, and 2 if no part
-could run. `--dry-run` runs everything on a CPU at small sizes, in some minutes on two free cores.
+line of the output is `result.json` as one line. Results of earlier commands with the same `--out` and device stay, and
+whole iterations use another attention if `correct` failed in one of them. The exit status is 1 if a part failed or was
+stopped, and 2 if no part could run. `--dry-run` runs everything on a CPU at small sizes, in some minutes on two free
+cores.
 """
 
 import argparse
@@ -57,17 +63,18 @@ def read_arguments() -> argparse.Namespace:
     kind = sys.argv[1] if sys.argv[1:2] and sys.argv[1] in PARTS else "gpu"
     parser = argparse.ArgumentParser(
         prog=f"scripts/{kind}_check",
-        usage="%(prog)s [kernels | steps] [flags]",
+        usage="%(prog)s [kernels | steps | curves] [flags]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", choices=sorted(PARTS), help=argparse.SUPPRESS)
-    parser.add_argument("group", nargs="?", choices=[*GROUPS], metavar="kernels | steps", help="default: both")
+    parser.add_argument("group", nargs="?", choices=[*GROUPS], metavar=" | ".join(GROUPS), help="default: all")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / f"{kind}_check", help="folder for the files")
     parser.add_argument("--work", type=Path, help="folder for rows, logs and compiled programs (default: a new one)")
     parts = PARTS["tpu" if kind == "tpu" else "gpu"]
     names = [part.name for part in parts]
-    parser.add_argument("--parts", metavar="P,P", help=f"parts to run, of: {', '.join(names)}")
+    listed = ", ".join(part.name + " (if time is left)" * part.spare for part in parts)
+    parser.add_argument("--parts", metavar="P,P", help=f"parts to run, of: {listed}")
     parser.add_argument("--seconds", type=float, help="limit for all parts together (default: 540 for each group)")
     parser.add_argument("--json", action="store_true", help="print all results as JSON in the last line")
     parser.add_argument("--dry-run", action="store_true", help="run on a CPU, at small sizes")
@@ -83,7 +90,8 @@ def read_arguments() -> argparse.Namespace:
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
     groups = [args.group] if args.group else list(GROUPS)
-    default = ["machine", *(part.name for part in parts if part.group in groups and part.name != "machine")]
+    chosen = [part for part in parts if part.group in groups and part.name != "machine"]
+    default = ["machine", *(part.name for part in sorted(chosen, key=lambda part: part.spare))]
     args.parts = args.parts.split(",") if args.parts else default
     args.seconds = args.seconds or sum(GROUPS[group] for group in groups)
     args.work = args.work or Path(tempfile.mkdtemp(prefix="device_check-"))
@@ -93,10 +101,11 @@ def read_arguments() -> argparse.Namespace:
         parser.error(
             f"{sys.executable} lacks {', '.join(missing)}; install them, or set PYTHON to an interpreter with them"
         )
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        parser.error(f"--out {args.out}: {problem.strerror}")
+    for flag, folder in (("--out", args.out), ("--work", args.work)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            parser.error(f"{flag} {folder}: {problem.strerror}")
     return args
 
 
@@ -109,7 +118,7 @@ def be_part(args: argparse.Namespace) -> None:
 
         stand_in_for_jaxtyping()
     name, _, what = args.measure.partition(":")
-    if name != "peer":
+    if name not in ("peer", "engine"):  # an engine starts JAX by itself, after the test of its kernels
         prepare_jax(args)
     write = open_rows(files_of(args.work, args.child)[0])
     part_of(name)(what, Setting(args.kind, args.dry_run, args.attention, args.model, args.work, args.case), write)
@@ -155,6 +164,8 @@ def part_of(name: str) -> Measure:
         from device_check.variants import variants as measure
     elif name == "step":
         from device_check.steps import step as measure
+    elif name == "engine":
+        from device_check.engine import engine as measure
     elif name == "serve":
         from device_check.serving import serve as measure
     elif name == "curves":

@@ -1,10 +1,13 @@
 """Runs the parts one after the other, each in a process of its own with a time limit, and reports after each."""
 
 import argparse
+import contextlib
+import importlib.util
 import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -19,11 +22,12 @@ from orca_jax.reporting import write_file
 
 NO_DEVICE = 3  # exit status of a part without a device, and of no other failure
 RECOVERY = 5.0  # seconds for a device after a process that was killed, or that did not find it
+LEAST = 5.0  # seconds for which a part is started
 MOST_LOG = 4 << 20  # bytes kept of the log of a part, from its end
 
-Group = Literal["kernels", "steps"]
-GROUPS: dict[Group, float] = {"kernels": 540.0, "steps": 540.0}
-"""The groups of parts, each for one command, and the seconds for all parts of it."""
+Group = Literal["kernels", "steps", "curves"]
+GROUPS: dict[Group, float] = {"kernels": 540.0, "steps": 540.0, "curves": 540.0}
+"""The groups of parts by worth, each for one command, and the seconds for all parts of it."""
 
 
 @dataclass(frozen=True)
@@ -36,42 +40,46 @@ class Part:
     tool: tuple[str, ...] = ()  # a program in front of the process; without it the part is skipped
     after: str | None = None  # run only if this part failed, for the case that it ran last
     kind: str | None = None  # the process run by the tool, if it differs from the name
+    spare: bool = False  # run if time is left; the limits of all others fit into the group
 
 
+MACHINE = Part("machine", 45, "kernels")  # in every group
 MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--print-limit", "20")
 COUNTERS = ("ncu", "--set", "basic", "--clock-control", "none", "-k", "regex:increments|chunks", "-c", "4")
 
 PARTS: dict[Kind, tuple[Part, ...]] = {
     "gpu": (
-        Part("machine", 60, "kernels"),
+        MACHINE,
         Part("correct:gpu", 150, "kernels"),
         Part("memcheck:gpu", 60, "kernels", MEMCHECK, after="correct:gpu", kind="correct:gpu"),
         Part("speed:gpu", 130, "kernels"),
         Part("tune:gpu", 100, "kernels"),
-        Part("counters:gpu", 60, "kernels", COUNTERS),
-        Part("correct:triton", 80, "kernels"),
-        Part("speed:others", 90, "kernels"),
-        Part("correct:gather", 40, "kernels"),
+        Part("correct:triton", 80, "kernels", spare=True),
+        Part("speed:others", 90, "kernels", spare=True),
+        Part("correct:gather", 40, "kernels", spare=True),
+        Part("counters:gpu", 60, "kernels", COUNTERS, spare=True),
         Part("step:llama-3-8b", 240, "steps"),
         Part("serve:orca", 150, "steps"),
         Part("peer:continuous", 80, "steps"),
-        Part("curves:fig10", 170, "steps"),
-        Part("variants:llama-3-8b", 150, "steps"),
-        Part("peer:static", 80, "steps"),
-        Part("step:gpt2-xl", 120, "steps"),
+        Part("engine:llama-3-8b", 150, "curves"),
+        Part("curves:fig10", 170, "curves"),
+        Part("variants:llama-3-8b", 150, "curves"),
+        Part("peer:static", 80, "curves", spare=True),
+        Part("step:gpt2-xl", 120, "curves", spare=True),
     ),
     "tpu": (
-        Part("machine", 60, "kernels"),
+        MACHINE,
         Part("correct:tpu", 150, "kernels"),
         Part("speed:tpu", 130, "kernels"),
         Part("correct:write", 100, "kernels"),
-        Part("speed:dense", 40, "kernels"),
         Part("correct:xla", 60, "kernels"),
+        Part("speed:dense", 40, "kernels", spare=True),
         Part("step:llama-3-8b", 240, "steps"),
         Part("serve:orca", 150, "steps"),
-        Part("step:gpt2-xl", 120, "steps"),
         Part("peer:continuous", 10, "steps"),
-        Part("curves:fig10", 170, "steps"),
+        Part("engine:llama-3-8b", 150, "curves"),
+        Part("curves:fig10", 170, "curves"),
+        Part("step:gpt2-xl", 120, "curves", spare=True),
     ),
 }
 FALLBACK: dict[Kind, str] = {
@@ -88,14 +96,15 @@ def run_parts(args: argparse.Namespace) -> int:
     """Run the parts; print and save each as it ends. Returns 1 if one failed, 2 without a device."""
     known = {part.name: part for part in PARTS[args.kind]}
     results: dict[str, Any] = {}
-    report = {"check": args.kind, "dry_run": args.dry_run, "seconds": 0.0, "parts": results}
+    before = found_before(args)
+    report: dict[str, Any] = {"check": args.kind, "dry_run": args.dry_run, "seconds": 0.0, "parts": results}
     start = time.monotonic()
     for name in args.parts:
         part = known[name]
-        limit = min(part.seconds, args.seconds - (time.monotonic() - start))
+        limit = min(part.seconds, args.seconds - (time.monotonic() - start) - RECOVERY)
         print(f"\n{name}", end="", flush=True)
         try:
-            results[name] = run_part(args, part, limit, results)
+            results[name] = run_part(args, part, limit, before | results)
         except NoDevice as reason:
             if not results:
                 print(f"\nerror: {reason}", file=sys.stderr)
@@ -103,15 +112,33 @@ def run_parts(args: argparse.Namespace) -> int:
             # The device may need time after a part that was killed.
             results[name] = {"ok": False, "seconds": 0.0, "error": str(reason), "rows": []}
             time.sleep(RECOVERY)
-        add_shares(results[name]["rows"], results.get("machine"))
+        if name == "machine" and device_of(results) not in (None, device_of(before)):
+            before.clear()  # results of another device
+        add_shares(results[name]["rows"], (before | results).get("machine"))
         print_result(results[name])
         report["seconds"] = round(time.monotonic() - start, 1)
-        save(args, report)
+        save(args, report | {"parts": before | results})
     wrong = [name for name, result in results.items() if not result["ok"]]
     print(f"\n{'failed: ' + ', '.join(wrong) if wrong else 'all ok'}, {report['seconds']} s; files in {args.out}")
     if args.json:
-        print(json.dumps(report))
+        print(json.dumps(report | {"parts": before | results}))
     return 1 if wrong else 0
+
+
+def found_before(args: argparse.Namespace) -> dict[str, Any]:
+    """The parts of earlier commands with the same `--out`; empty if there are none."""
+    try:
+        report = json.loads((args.out / "result.json").read_bytes())
+        same = (report["check"], report["dry_run"]) == (args.kind, args.dry_run)
+        return dict(report["parts"]) if same else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def device_of(results: dict[str, Any]) -> object:
+    """The name of the device that parts were run on; None if it is not known."""
+    rows = results["machine"]["rows"] if "machine" in results else []
+    return rows[0].get("device") if rows else None
 
 
 def run_part(args: argparse.Namespace, part: Part, limit: float, results: dict[str, Any]) -> dict[str, Any]:
@@ -124,16 +151,22 @@ def run_part(args: argparse.Namespace, part: Part, limit: float, results: dict[s
     rows_file.unlink(missing_ok=True)
     if reason := needless(part, args, results):
         return {"ok": True, "seconds": 0.0, "error": None, "rows": [{"skipped": reason}]}
-    if limit < 5:
+    if part.spare and limit < part.seconds / 2:
+        return {"ok": True, "seconds": 0.0, "error": None, "rows": [{"skipped": "no time was left"}]}
+    if limit < LEAST:
         return {"ok": False, "seconds": 0.0, "error": "no time was left", "rows": []}
     start, error = time.monotonic(), None
     with log_file.open("wb") as log:
-        process = subprocess.Popen(command(args, part, results), stdout=log, stderr=log, env=environment(args))
+        words, variables = command(args, part, results), environment(args, part)
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=variables, start_new_session=True)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             error = f"stopped after {limit:.0f} s, during: {last_line(log_file)}"
             end(process)
+        except BaseException:  # for instance Ctrl-C, which a session of its own does not get
+            end(process)
+            raise
         else:
             if code == NO_DEVICE:
                 raise NoDevice(last_line(log_file))
@@ -144,8 +177,9 @@ def run_part(args: argparse.Namespace, part: Part, limit: float, results: dict[s
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process, and give the device time. A process that waits for a dead device may stay."""
-    process.kill()
+    """Kill a process and its children, and give the device time. A process that waits for a dead device may stay."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     try:
         process.wait(RECOVERY)
     except subprocess.TimeoutExpired:
@@ -184,10 +218,30 @@ def last_line(log: Path) -> str:
     return lines[-1] if lines else "no output"
 
 
-def environment(args: argparse.Namespace) -> dict[str, str]:
+def environment(args: argparse.Namespace, part: Part) -> dict[str, str]:
     """Variables of a part: all share one cache of programs, and of XLA's choices of algorithms."""
     cache = {"JAX_COMPILATION_CACHE_DIR": str(args.work / "cache"), "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-    return os.environ | cache | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONUNBUFFERED": "1"}
+    cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONUNBUFFERED": "1"}
+    if part.tool:  # in one pool memcheck sees no access beyond an array, and ncu saves the whole pool for each pass
+        cache |= {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if args.kind == "gpu" and "CUDA_ROOT" not in os.environ and (root := cuda_root()) is not None:
+        cache["CUDA_ROOT"] = root
+    return os.environ | cache
+
+
+def cuda_root() -> str | None:
+    """The folder of CUDA by `nvcc`, if the package in which JAX looks for `ptxas` is missing or has none.
+
+    JAX 0.11 then has no path, or the text "None", and XLA may find no assembler. None: there is no need, or no `nvcc`.
+    """
+    for package in ("nvidia.cu13", "nvidia.cuda_nvcc"):  # JAX takes the first that is there
+        with contextlib.suppress(ModuleNotFoundError):
+            if (spec := importlib.util.find_spec(package)) is not None:
+                if any((Path(place) / "bin" / "ptxas").exists() for place in spec.submodule_search_locations or ()):
+                    return None
+                break
+    nvcc = shutil.which("nvcc")
+    return None if nvcc is None else str(Path(nvcc).resolve().parent.parent)
 
 
 def command(args: argparse.Namespace, part: Part, results: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from device_check.profile import profile
 from device_check.rates import bytes_of_device, copy_rate
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import CacheConfig, DType, ExecutorConfig, ModelConfig
-from orca_jax.exec.cache import free_memory, page_bytes, workspace_bytes
+from orca_jax.exec.cache import free_memory, largest_stack, page_bytes, workspace_bytes
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.stage import StageModel
 from orca_jax.model.describe import read_model_config
@@ -31,6 +31,7 @@ CONTEXT = 1024  # at most half of the model's
 STEPS = 30  # measured iterations
 WARM = 4  # before them
 PROFILED = 5
+SHARE_OF_ROOM = 0.9  # of the memory that is left, for pages
 GREEDY = RowSampling(SamplingParams(temperature=0.0), seed=0)
 
 
@@ -82,24 +83,42 @@ class Model:
         Raises:
             Skip: they do not fit into memory.
         """
-        _, shapes = abstract_decoder(self.config, self.dtype, self.mesh)
-        size, room = local_bytes(shapes), int(bytes_of_device() * UTILIZATION)
+        size, room = local_bytes(nnx.state(self.shapes)) + self.holes, int(bytes_of_device() * UTILIZATION)
         if size > room:
             number = f"each of {self.mesh.size} devices" if self.mesh.size > 1 else "the device"
-            raise Skip(f"weights take {gib(size)} of {number}, and {gib(room)} are available")
+            raise Skip(f"loading takes {gib(size)} of {number}, and {gib(room)} are available")
         if is_preset(self.name):
             decoder = random_decoder(self.config, dtype=self.dtype, mesh=self.mesh)
         else:
             decoder = load_decoder(self.source, dtype=self.dtype, mesh=self.mesh)
-        if self.setting.kind == "gpu":
-            decoder.unstack()  # as `build.py` does
+        self.arrange(decoder)
         return decoder
 
+    def arrange(self, decoder: Decoder) -> None:
+        """Change the layers to the form of the engine (`arrange` in `build/executor.py`)."""
+        if self.setting.kind == "gpu":
+            decoder.unstack()
+
+    @cached_property
+    def shapes(self) -> Decoder:
+        """The decoder with shapes, in the form of the engine."""
+        decoder: Decoder = nnx.merge(*abstract_decoder(self.config, self.dtype, self.mesh))
+        self.arrange(decoder)
+        return decoder
+
+    @cached_property
+    def holes(self) -> int:
+        """The most bytes on each device in holes that loading leaves."""
+        return largest_stack(self.shapes)
+
     def pages_that_fit(self, num_tokens: int, rows: int, max_model_len: int) -> int:
-        """The number of pages that fit beside loaded weights and the programs for `num_tokens`."""
-        workspace = workspace_bytes(self.held, num_tokens, rows, max_model_len, self.mesh.size)
-        memory = free_memory(list(self.mesh.devices.flat), UTILIZATION, workspace)
-        return max(0, memory) // page_bytes(self.held, self.page_size, self.dtype)
+        """The number of pages that fit beside loaded weights and the programs for `num_tokens`, as one array.
+
+        They take nine tenths of the room, because the sizes of programs are estimates.
+        """
+        needed = self.holes + workspace_bytes(self.held, num_tokens, rows, max_model_len, self.mesh.size)
+        memory = free_memory(list(self.mesh.devices.flat), UTILIZATION, needed)
+        return max(0, int(SHARE_OF_ROOM * memory)) // page_bytes(self.held, self.page_size, self.dtype)
 
     def executor(
         self,

@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 
+from orca_jax.build.resolve import explain
+from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.kernels.ragged_attention.cases import Case
+from orca_jax.kernels.ragged_attention.hopper import assembler
 from orca_jax.model.describe import config_from_hf, read_model_config
+from orca_jax.startup import EngineSummary, StartTimes
 from tests.aot.compilers import skip_without
-from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write
+from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write, mesh_of
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
 
@@ -113,6 +117,18 @@ def test_writing_is_in_place(card: str, case: Case, ptxas: Path, rows: list[list
     assert not found.copies
     assert found.temp < (160 if case.page_dtype in ("int8", "float8_e4m3fn") else 4) * MIB
     rows.append([f"`write_kv`, {case.name}", card, "256", *found.cells])
+
+
+def test_the_line_at_start_names_the_kernels_for_hopper(ptxas: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the newest packages for CUDA 12, whose runtime has the number of one that comes with a wrong assembler."""
+    monkeypatch.setattr(assembler, "cuda_runtime", lambda: 12090)
+    assembler.ptxas_version.cache_clear()
+    mesh, cache = mesh_of("H200"), CacheConfig(64, 128, "bfloat16", "packed")
+    config = ExecutorConfig("bfloat16", 1, (64,), 8, 1024, cache)
+    name = explain(read_model_config("preset:llama-3-8b"), config, mesh)
+    kind, report = mesh.devices.flat[0].device_kind, StartTimes().report()
+    summary = EngineSummary(1024, 8192, 8, 64, "chunked", report, kind, 1, "bfloat16", "bfloat16", name)
+    assert f"on 1 x {kind}, bfloat16, attention by gpu; " in summary.line("llama-3-8b")
 
 
 @pytest.mark.slow

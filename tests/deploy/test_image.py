@@ -67,8 +67,8 @@ def test_a_target_holds_the_environment_of_its_extra_alone(target: str) -> None:
     assert (origin, source) == (f"--from={target}-environment", place) and STAGES[target].base == "runtime"
     assert not STAGES[target].of("RUN")
     (install,) = STAGES[f"{target}-environment"].of("RUN")
-    extras = re.findall(r"\[(\w+)\$?", install)
-    assert extras == ([] if target == "cpu" else [target]) and set(extras) <= optional()
+    extras = re.findall(r"\[(\$CUDA|\w+)\$", install)
+    assert extras == {"cpu": [], "cuda": ["$CUDA"], "tpu": ["tpu"]}[target] and {*extras} - {"$CUDA"} <= optional()
     assert f"{source}/bin/pip install" in install and "--constraint /wheels/constraints.txt" in install
     assert source in settings_of(STAGES, target)["ENV"][0].split("PATH=")[1]
 
@@ -80,7 +80,17 @@ def optional() -> set[str]:
 def test_further_extras_exist() -> None:
     (named,) = re.findall(r"--build-arg EXTRAS=([\w,]+)", TEXT)
     assert set(named.split(",")) <= optional()
-    assert all(STAGES[f"{target}-environment"].of("ARG") == ['EXTRAS=""'] for target in TARGETS)
+    assert all(STAGES[f"{target}-environment"].of("ARG")[0] == 'EXTRAS=""' for target in TARGETS)
+
+
+def test_the_image_for_gpus_has_cuda_13_by_default() -> None:
+    """Some assemblers of CUDA 12 miscompile the kernels for Hopper. Older drivers need CUDA 12."""
+    assert STAGES["cuda-environment"].of("ARG")[1] == "CUDA=cuda13"
+    assert re.findall(r"--build-arg CUDA=(\w+)", TEXT) == ["cuda"]
+    assert [PROJECT["project"]["optional-dependencies"][extra] for extra in ("cuda", "cuda13")] == [
+        ["jax[cuda12]>=0.11.2"],
+        ["jax[cuda13]>=0.11.2"],
+    ]
 
 
 @pytest.mark.parametrize("target", TARGETS)

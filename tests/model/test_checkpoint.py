@@ -4,16 +4,20 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from orca_jax.errors import CheckpointError
+from orca_jax.model import transformer
 from orca_jax.model.checkpoint import save_decoder
-from orca_jax.model.load import load_decoder
+from orca_jax.model.load import load_decoder, prepare_load
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters
+from orca_jax.model.stages import LayerSpan
+from orca_jax.model.transformer import Decoder
 from tests.model.reference import REFERENCE, mesh_of
 
 NAME = "gpt2-12-heads"
@@ -51,6 +55,26 @@ def test_round_trip(saved: Path, devices: int) -> None:
     for path, value in flat_parameters(nnx.state(ours)).items():
         np.testing.assert_array_equal(np.asarray(value), np.asarray(expected[path]), err_msg=path)
         assert value.sharding == expected[path].sharding, path
+
+
+@pytest.mark.parametrize(("devices", "span"), [(1, None), (2, LayerSpan(1, 3, 3))])
+def test_layers_are_read_without_a_stack_on_a_device(
+    saved: Path, devices: int, span: LayerSpan | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A freed stack would leave a hole in the memory of a GPU, beside which the KV cache may not fit."""
+    taken, layer_of = list[object](), transformer._layer_of
+    monkeypatch.setattr(transformer, "_layer_of", lambda stack, index: taken.append(stack) or layer_of(stack, index))
+    ours, expected = (
+        flat_parameters(
+            nnx.state(prepare_load(source, dtype="float32").load(mesh_of(devices), span=span, arrange=Decoder.unstack))
+        )
+        for source in (saved, REFERENCE / NAME)
+    )
+    assert taken and not any(isinstance(each, jax.Array) for each in taken)
+    assert ours.keys() == expected.keys()
+    for path, value in ours.items():
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(expected[path]), err_msg=path)
+        assert value.sharding.is_equivalent_to(expected[path].sharding, value.ndim), path
 
 
 def test_types_change_on_the_way(saved: Path, tmp_path: Path) -> None:

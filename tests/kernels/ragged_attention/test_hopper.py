@@ -85,16 +85,6 @@ def test_rows_of_every_head_dim_can_be_stored_alone() -> None:
     assert all(2 * head_dim % TENSOR_ALIGNMENT == 0 for head_dim in HEAD_DIMS)
 
 
-@pytest.mark.parametrize(
-    ("runtime", "is_refused"), [(0, False), (12060, False), (12080, True), (12090, True), (13000, False)]
-)
-def test_runtimes_that_miscompile_are_refused(runtime: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "cuda_runtime", lambda: runtime)
-    reason = attention.refusal_of_device(Mock(jax.Device))
-    assert (reason is not None) == is_refused
-    assert reason is None or "jax[cuda13]" in reason
-
-
 @pytest.mark.parametrize(("platform", "cores", "expected"), [("gpu", 78, 78), ("gpu", None, 132), ("cpu", 2, 132)])
 def test_multiprocessors_are_those_of_the_card(
     platform: str, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch

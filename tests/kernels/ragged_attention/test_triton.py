@@ -13,7 +13,7 @@ from orca_jax.kernels.kv_pages import KVPages, pages_shape
 from orca_jax.kernels.ragged_attention import implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.api import choose_backend, explain_choice
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
-from orca_jax.kernels.ragged_attention.hopper import attention
+from orca_jax.kernels.ragged_attention.hopper import assembler
 from orca_jax.kernels.ragged_attention.triton import PARTS, ragged_attention_triton, refusal
 
 MIXED = Case(
@@ -148,13 +148,13 @@ def abstract(case: Case) -> tuple[Any, KVPages]:
     [
         ("9.0", {"head_dim": 72}, "the default of Card; attention 'gpu' supports head dims"),
         ("7.5", {}, "the default of Card; 'gpu' is for GPUs of compute capability 9; 'triton' is for GPUs of compute"),
-        ("9.0", {}, "the default of Card; attention 'gpu' needs CUDA"),
+        ("9.0", {}, "the default of Card; attention 'gpu' needs ptxas"),
     ],
 )
 def test_the_choice_has_a_reason(
     capability: str, change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "cuda_runtime", lambda: 12080)
+    monkeypatch.setattr(assembler, "ptxas_version", lambda: (12, 8, 93))
     device = Mock(jax.Device, platform="gpu", compute_capability=capability, device_kind="Card")
     choice = explain_choice(device, *abstract(replace(HOPPERS, **change)))
     assert choice.backend.name == ("triton" if not change and capability == "9.0" else "gather")
@@ -163,9 +163,9 @@ def test_the_choice_has_a_reason(
 
 
 def test_a_named_kernel_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "cuda_runtime", lambda: 12080)
+    monkeypatch.setattr(assembler, "ptxas_version", lambda: (12, 8, 93))
     device = Mock(jax.Device, platform="gpu", compute_capability="9.0", device_kind="Card")
-    with pytest.raises(NotImplementedError, match=r"needs CUDA before 12\.8"):
+    with pytest.raises(NotImplementedError, match=r"ptxas 12\.8\.93 miscompiles"):
         explain_choice(device, *abstract(HOPPERS), "gpu")
     assert explain_choice(device, *abstract(HOPPERS), "triton").reason == "as configured"
 

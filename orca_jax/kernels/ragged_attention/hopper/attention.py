@@ -26,7 +26,6 @@ The wgmma instruction exists only on Hopper. Other GPUs, and the shapes refused 
 
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import jax
@@ -37,14 +36,13 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
 from orca_jax.kernels.ragged_attention import gpu_plan
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, cut_contexts, cut_queries
+from orca_jax.kernels.ragged_attention.hopper.assembler import refusal_of_assembler
 from orca_jax.kernels.ragged_attention.hopper.chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.hopper.increments import attend_pieces
 from orca_jax.kernels.ragged_attention.hopper.pipeline import HopperShape
 
 HEAD_DIMS = tuple(gpu_plan.INCREMENT_BLOCKS)
 PAGE_SIZES = (16, 32, 64, 128, 256)
-MISCOMPILING = range(12080, 12091)
-"""CUDA runtimes beside which `ptxas` miscompiles loops of masked wgmma; JAX refuses them in its own kernel too."""
 
 
 def ragged_attention_gpu(
@@ -143,21 +141,7 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
 
 def refusal_of_device(device: jax.Device) -> str | None:
     """The reason why the kernels must not run on this device, or None if they can."""
-    runtime = cuda_runtime()
-    if runtime not in MISCOMPILING:
-        return None
-    return (
-        f"attention 'gpu' needs CUDA before 12.8, or 13: with CUDA {runtime // 1000}.{runtime % 1000 // 10} the "
-        "assembler miscompiles masked products; upgrade to jax[cuda13]"
-    )
-
-
-def cuda_runtime() -> int:
-    """The CUDA runtime of this process as CUDA counts, 12080 for 12.8; 0 if JAX's plugin for CUDA 12 has none."""
-    try:
-        return int(import_module("jax_cuda12_plugin._versions").cuda_runtime_get_version())
-    except (ImportError, AttributeError, RuntimeError):
-        return 0
+    return refusal_of_assembler()
 
 
 attend = ragged_attention_gpu
