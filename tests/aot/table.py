@@ -55,7 +55,7 @@ def _line(cells: list[str]) -> str:
 
 
 def slow_but(quick: Collection[Any], cases: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Mark cases as slow, except the quick ones: only these are in the default tests."""
+    """Mark cases as slow, except the quick ones: only these are run by continuous integration."""
     return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 

@@ -76,7 +76,7 @@ STEPS = [
     for tokens in (64, 512)
 ]
 WRITES = [("H200", LLAMA), ("A100", LLAMA), ("H200", HOPPER[2]), ("H200", REFUSED[-2]), ("A100", REFUSED[-1])]
-QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # in the default tests: some seconds each
+QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # in continuous integration: some seconds each
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ KERNELS += [(generation, dtype, case) for generation in TOPOLOGIES for dtype, ca
 ODD = Case("25 heads of 64", NAMED, 25, 25, 64, 64)
 WRITTEN = [("int8", HEADS[0]), ("int8", ODD), ("int8", HEADS[5]), ("float8_e4m3fn", HEADS[5]), ("int8", HEADS[8])]
 WRITES = [(generation, dtype, case) for generation in TOPOLOGIES for dtype, case in WRITTEN]
-# In the default tests: together they take some seconds.
+# In continuous integration: together they take some seconds.
 QUICK = [("v6e", "bfloat16", HEADS[7]), ("v5e", "int8", ODD), ("v5e", 4, "gpt2", 64, "bfloat16")]
 
 

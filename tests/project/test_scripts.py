@@ -152,7 +152,7 @@ def test_without_compilers_the_other_tests_run(clone: Clone) -> None:
     clone.run("check")
     Path(f"{clone.record}.fail").touch()
     status, out, messages = clone.run("test")
-    assert (status, out) == (0, "ran -m pytest -n auto --dist worksteal\n")
+    assert (status, out) == (0, "ran -m pytest -n auto --dist worksteal --durations=10\n")
     assert "tests that need them are skipped" in messages
     assert "no such distribution" in (clone.root / ".compilers" / "install.log").read_text()
 
