@@ -170,7 +170,6 @@ class ExecutorConfig:
     attention_implementation: str | None = None  # None: the backend's default
     compile_cache: str | None = None  # directory; None: no persistent cache
     strict_compile: bool = False  # a compile while serving raises
-    max_steps: int = 1  # most repetitions of an iteration in one dispatch, and tokens kept per row
     pipeline_parallel_size: int = 1  # stages, each on `tensor_parallel_size` devices
     lora: LoraConfig | None = None  # None: no adapters
     num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
@@ -274,7 +273,7 @@ class EngineConfig:
     scheduling_policy: OrderingName = "fcfs"  # chunked: order of the waiting requests
     length_predictor: str | None = None  # bound (None), quantiles, demo, or the directory of a ranker
     overlap: bool | None = None  # chunked (None: yes): select the next iteration while one runs
-    check_in_intervals: tuple[int, ...] | None = None  # chunked: iterations between checks of medium, of long requests
+    check_in_interval: int = 1  # chunked: iterations submitted ahead of the host, which reads their results together
     enable_prefix_caching: bool | None = None  # chunked (None: yes): reuse pages of prompts with the same beginning
     n_workers: int | None = None  # the paper's n_workers: iterations in flight; None: one for each pipeline stage
     n_slots: int | None = None  # the paper's n_slots: tokens that may be reserved at once

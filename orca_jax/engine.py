@@ -98,6 +98,8 @@ class Engine:
         clock: seconds, monotonic; the unit of all times in updates.
         observer: receives every event.
         weights: of adapters by key, as the executor reads them; None for no adapters.
+        check_in_interval: results to read together when no further iteration may be in flight, below `n_workers` of
+            the scheduler unless 1.
     """
 
     def __init__(
@@ -110,11 +112,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
         weights: MutableMapping[str, Any] | None = None,
+        check_in_interval: int = 1,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.pool = pool
         self.observer = observer or Observer()
+        self.check_in_interval = check_in_interval
         self._clock = clock
         self._weights = {} if weights is None else weights
         self._seeds = random.Random(seed)
@@ -214,11 +218,20 @@ class Engine:
         With room for another iteration and no request to run in it, `wait` may end the turn without a result. Returns
         at most one update for each request. An exception of the executor passes through and ends the engine.
         """
-        while (has_room := len(self._in_flight) < self.scheduler.n_workers) and (plan := self._select()):  # 4, 6, 7
+        while (has_room := self._has_room()) and (plan := self._select()):  # 4, 6, 7
             self._submit(plan)  # 5, 8
         if self._in_flight and (not has_room or wait is None or self._await(wait)):  # 9
-            self._record(self._in_flight.popleft())  # 15, 10-13
+            most_left = self.scheduler.n_workers - self.check_in_interval
+            for _ in range(max(1, len(self._in_flight) - most_left)):
+                self._record(self._in_flight.popleft())  # 15, 10-13
+            if self._in_flight and self._in_flight[-1].needs_mask:  # it has waited for these tokens
+                self._mask(self._in_flight[-1])
         return self._deliver()  # 13, 14
+
+    def _has_room(self) -> bool:
+        """True if another iteration may be submitted: a worker is free, and no sampler waits for allowed ids."""
+        in_flight = self._in_flight
+        return len(in_flight) < self.scheduler.n_workers and not (in_flight and in_flight[-1].needs_mask)
 
     def _await(self, wait: Wait) -> bool:
         start = time.perf_counter()
@@ -259,8 +272,6 @@ class Engine:
         start = time.perf_counter()
         self.pool.record(oldest.plan, result)
         self._iterations += 1
-        if self._in_flight and self._in_flight[-1].needs_mask:  # it has waited for these tokens
-            self._mask(self._in_flight[-1])
         self._update_seconds += time.perf_counter() - start
 
     def _deliver(self) -> list[RequestUpdate]:

@@ -10,8 +10,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from orca_jax.request import SamplingParams, TokenLogprobs, TokenSet
 
-MAX_STOP_IDS = 8  # end tokens compared with on the device; a shape of the programs of many steps
-
 NOT_FINITE = "the model's logits were not finite (NaN or infinity), so no further token could be chosen"
 """The error of a request with sound parameters; every other error follows from the request's own parameters."""
 
@@ -26,7 +24,6 @@ class RowSampling(NamedTuple):
     params: SamplingParams
     seed: int  # 64 bits; resolved, while `params.seed` may be None
     num_prompt: int = 0  # tokens of the context that were not generated
-    stop_ids: tuple[int, ...] = ()  # end tokens of the request, for plans of many steps
     slot: int = 0  # of the request's adapter on the devices; 0: no adapter
 
 
@@ -80,27 +77,6 @@ class Member(NamedTuple):
         return len(self.ids) + self.last_on_device
 
 
-class Limit(NamedTuple):
-    """The part of one member in a plan of many steps."""
-
-    most_steps: int = 1  # tokens that the member may generate in the plan
-    reports: bool = True  # False: the tokens stay on the device, unless the member ends; a later result carries them
-
-
-class MultiStep(NamedTuple):
-    """Many iterations of the same members in one dispatch (`--check-in-intervals`).
-
-    Every member processes one token and samples, without extras or constraints. The device feeds the drawn token to
-    the next step. A member ends with one of its `stop_ids` or with logits that are not finite; it stops then, or after
-    its `most_steps`. The dispatch returns after `num_steps` steps, when all members have stopped, or, with
-    `stops_early`, when the first one has. Members with `reports=False` have the `most_steps` of the whole dispatch.
-    """
-
-    num_steps: int
-    stops_early: bool  # True: a waiting request needs the row or the pages of the first member to end
-    limits: Sequence[Limit]  # of the plan's members, in their order
-
-
 class SlotWrite(NamedTuple):
     """An adapter to write into a slot before an iteration. No row of an earlier holder of the slot is left."""
 
@@ -110,14 +86,10 @@ class SlotWrite(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One iteration, or many steps of it in one dispatch. Each row occurs once, and a plan is never empty.
-
-    A plan with `multi_step` must be submitted with no other plan in flight.
-    """
+    """One iteration. Each row occurs once, and a plan is never empty."""
 
     iteration: int
     members: tuple[Member, ...]
-    multi_step: MultiStep | None = None  # None in nearly all plans
     writes: tuple[SlotWrite, ...] = ()  # adapters of newcomers
 
     @property
@@ -139,7 +111,7 @@ class StepPlan:
 class MemberResult(NamedTuple):
     """The result of one member of a plan."""
 
-    run: Sequence[int] | None = ()  # its unreported ids, in order; () without sampling; None: they stay on the device
+    run: Sequence[int] = ()  # its new ids, in order; () without sampling, several with accepted proposals
     is_finite: bool = True  # False: the logits held NaN or infinity, and the last id is undefined
     logprobs: TokenLogprobs | None = None  # of the last id, if requested
     scores: Sequence[TokenLogprobs] = ()  # one for each of its targets
@@ -152,7 +124,6 @@ class StepResult:
 
     iteration: int
     members: Sequence[MemberResult]
-    num_steps: int = 1  # steps that were run; 1 unless the plan had many
 
     @property
     def token_ids(self) -> list[int]:

@@ -23,9 +23,7 @@ def _common(self: Programs) -> Hashable:
 
 
 def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
-    config = replace(
-        self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, max_steps=1, num_drafts=0
-    )
+    config = replace(self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, num_drafts=0)
     return "layers", _common(self), config, self._model, self.span, _shapes(self.weights, state.pages, state.history)
 
 
@@ -36,10 +34,6 @@ def _adapted_key(self: Programs, bucket: int, state: Any) -> Hashable:
 def _sampler_key(self: Programs, name: str, width: int, state: Any) -> Hashable:
     shapes = _shapes(self.unembedding, state.history, state.last_token)
     return name, width, _common(self), self._model.family, self._model.vocab_size, shapes
-
-
-def _multi_step_key(self: Programs, bucket: int, state: Any) -> Hashable:
-    return "multi_step", self._config.max_steps, _layers_key(self, bucket, state)
 
 
 class _Remembered(jax.stages.Lowered):
@@ -73,7 +67,6 @@ def remembering() -> dict[str, Lower]:
         "_lower_layers": _layers_key,
         "_lower_adapted": _adapted_key,
         "_lower_sampler": _sampler_key,
-        "_lower_multi_step": _multi_step_key,
     }
     return {name: _remember(getattr(Programs, name), key) for name, key in keys.items()}
 

@@ -13,12 +13,11 @@ def row_sampling(
     seed: int = 0,
     *,
     num_prompt: int = 0,
-    stop_ids: tuple[int, ...] = (),
     **fields: Any,
 ) -> RowSampling:
     """A row's sampling from the fields of its parameters; greedy by default."""
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, **fields)
-    return RowSampling(params, seed, num_prompt, stop_ids)
+    return RowSampling(params, seed, num_prompt)
 
 
 GREEDY = row_sampling()

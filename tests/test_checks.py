@@ -36,8 +36,8 @@ PYTHON: list[tuple[Callable[..., object], dict[str, Any], type[OrcaError], str]]
     (LLM, {"max_model_len": 4.5}, ConfigError, "max_model_len must be an integer or None, got 4.5"),
     (LLM, {"overlap": "no"}, ConfigError, "overlap must be true or false or None"),
     (LLM, {"gpu_memory_utilization": "90%"}, ConfigError, "gpu_memory_utilization must be a number or None"),
-    (LLM, {"check_in_intervals": 4}, ConfigError, "check_in_intervals must be a list, each item an integer"),
-    (LLM, {"check_in_intervals": ["a", "b"]}, ConfigError, "check_in_intervals must be a list"),
+    (LLM, {"lora_modules": 4}, ConfigError, "lora_modules must be a list, each item a string"),
+    (LLM, {"lora_modules": [1, 2]}, ConfigError, "lora_modules must be a list"),
     (LLM, {"model": None}, ConfigError, "model must be a string, got None"),
     (EngineConfig, {"n_slot": 4}, ConfigError, "EngineConfig has no argument 'n_slot'; did you mean n_slots?"),
     (ServerConfig, {"prot": 1}, ConfigError, "ServerConfig has no argument 'prot'; did you mean port?"),
@@ -92,7 +92,7 @@ def test_values_that_mean_the_same() -> None:
     config = EngineConfig(Path("model"), dtype="half", kv_cache_dtype="float", max_num_seqs=np.int64(4))  # type: ignore[arg-type]
     assert config == EngineConfig("model", dtype="float16", kv_cache_dtype="float32", max_num_seqs=4)
     assert type(config.max_num_seqs) is int and type(config.model) is str
-    assert EngineConfig(check_in_intervals=[1, 2]).check_in_intervals == (1, 2)  # type: ignore[arg-type]
+    assert EngineConfig(lora_modules=["a=b"]).lora_modules == ("a=b",)  # type: ignore[arg-type]
     assert BatchConfig("in.txt", "out").line_format == "text"  # type: ignore[arg-type]
     assert EngineConfig(gpu_memory_utilization=1).gpu_memory_utilization == 1
     assert SamplingParams(stop="END", bad_words="x") == SamplingParams(stop=("END",), bad_words=("x",))  # type: ignore[arg-type]

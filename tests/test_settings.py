@@ -28,7 +28,6 @@ CHUNKED: dict[str, Any] = {"scheduler": "chunked"}
 ORCA: dict[str, Any] = {"scheduler": "orca"}
 BASELINE: dict[str, Any] = {"scheduler": "request_level"}
 SHORTEST: dict[str, Any] = {"scheduling_policy": "shortest"}
-MANY_STEPS: dict[str, Any] = {"overlap": False, "check_in_intervals": (4, 8)}
 LORA: dict[str, Any] = {"enable_lora": True}
 NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3}
 DRAFTS: dict[str, Any] = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 3}
@@ -51,7 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**BASELINE, "scheduling_policy": "priority"}, "scheduling_policy", "needs scheduler chunked"),
     ({"n_workers": 2}, "n_workers", "needs pipeline_parallel_size above 1, or scheduler orca or request_level"),
     ({"pipeline_parallel_size": 2, "overlap": True}, "overlap", "needs pipeline_parallel_size 1, not 2"),
-    ({**MANY_STEPS, "pipeline_parallel_size": 2}, "check_in_intervals", "needs pipeline_parallel_size 1, not 2"),
+    ({"check_in_interval": 4, "pipeline_parallel_size": 2}, "check_in_interval", "in one stage"),
     ({"decoder": "mine:Mine", "pipeline_parallel_size": 2}, "decoder", "needs pipeline_parallel_size 1, not 2"),
     ({"decoder": "mine:Mine"}, "decoder", "no effect on preset:toy"),
     ({"n_slots": 100}, "n_slots", "num_pages"),
@@ -60,10 +59,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"itl_target_ms": 0.0}, "itl_target_ms", "a positive number of milliseconds"),
     ({"itl_target_ms": inf}, "itl_target_ms", "a positive number of milliseconds"),
     ({"itl_target_ms": 100.0}, "itl_target_ms", "no effect on preset:toy"),
-    ({**ORCA, **MANY_STEPS}, "check_in_intervals", "needs scheduler chunked"),
-    ({"check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
-    ({"overlap": True, "check_in_intervals": (4, 8)}, "check_in_intervals", "--no-overlap"),
-    ({**MANY_STEPS, "speculative_config": NGRAM}, "check_in_intervals", "leave one of them out"),
+    ({**ORCA, "check_in_interval": 4}, "check_in_interval", "needs scheduler chunked"),
+    ({"overlap": False, "check_in_interval": 4}, "check_in_interval", "with overlap"),
+    ({"check_in_interval": 4, "speculative_config": NGRAM}, "check_in_interval", "without speculative_config"),
     ({"speculative_config": DRAFTS}, "speculative_config", "no effect on preset:toy"),
     ({"max_loras": 2}, "max_loras", "needs enable_lora"),
     ({"max_lora_rank": 8}, "max_lora_rank", "needs enable_lora"),
@@ -101,7 +99,7 @@ HONOURED: dict[str, dict[str, Any]] = {
     "scheduling_policy": {"scheduling_policy": "fair"},
     "length_predictor": {**SHORTEST, "length_predictor": "quantiles"},
     "overlap": {"overlap": True},
-    "check_in_intervals": {**MANY_STEPS, "length_predictor": "quantiles"},
+    "check_in_interval": {"check_in_interval": 4},
     "enable_prefix_caching": {"enable_prefix_caching": True},
     "n_workers": {**ORCA, "n_workers": 2},
     "n_slots": {**ORCA, "n_slots": 300},

@@ -48,7 +48,11 @@ HOST = 5e-3
 CHECK_INS = (
     Study("101B, host of 5 ms: chunked", "chunked(32)", Place("101B", host=HOST, n_workers=1)),
     Study("101B, host of 5 ms: overlap", "chunked(32)", Place("101B", host=HOST, n_workers=2)),
-    Study("101B, host of 5 ms: check-ins every 4, 16", "chunked(32)", Place("101B", host=HOST, check_ins=(4, 16))),
+    Study(
+        "101B, host of 5 ms: check-ins every 4",
+        "chunked(32)",
+        Place("101B", host=HOST, n_workers=5, check_in_interval=4),
+    ),
 )
 COLUMNS = {
     "saturation_requests_per_s": "saturation",

@@ -11,7 +11,6 @@ from orca_jax.bench.paper.systems import System
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.plan.accelerators import ACCELERATORS
-from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -51,7 +50,7 @@ class Place:
     control: float = 0.0  # seconds of each stage to pass a plan on
     host: float = 0.0  # seconds of the host before each iteration
     token_budget: int = 512  # of `chunked`
-    check_ins: tuple[int, ...] = ()  # of `chunked` on one stage
+    check_in_interval: int = 1  # of `chunked` on one stage, with one more iteration in flight
 
     @property
     def num_stages(self) -> int:
@@ -117,7 +116,8 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
         n_slots if scheduler.traits.has_reservations else None,
     )
     pool = RequestPool(kv, vocab_size=OTHER_ID + 1, max_model_len=LONGEST, eos_token_ids=(END_ID,))
-    return Simulation(Engine(executor, scheduler, pool, clock=clock), executor, clock)
+    engine = Engine(executor, scheduler, pool, clock=clock, check_in_interval=place.check_in_interval)
+    return Simulation(engine, executor, clock)
 
 
 def _chunked(system: System, place: Place) -> KnownScheduler:
@@ -125,8 +125,7 @@ def _chunked(system: System, place: Place) -> KnownScheduler:
         system.max_bs,
         place.token_budget,
         FirstComeFirstServed(),
-        depth=1 if place.check_ins else place.in_flight,
-        check_ins=CheckIns(place.check_ins) if place.check_ins else None,
+        depth=place.in_flight,
         num_stages=min(place.num_stages, place.in_flight),
     )
 

@@ -133,6 +133,7 @@ def reschedule(built: Built, config: EngineConfig) -> None:
         raise ConfigError(message, param="max_num_batched_tokens")
     scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
     engine.scheduler = speculating(config, scheduler, budget, launches, built.proposer)
+    engine.check_in_interval = config.check_in_interval
 
 
 def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int, Mapping[int, float]]:

@@ -46,7 +46,7 @@ _FIRST_ID = OTHER_ID + 1  # of prompt tokens
 
 _FLAGS = (
     "scheduler", "scheduling_policy", "length_predictor", "max_num_seqs", "max_num_batched_tokens", "overlap",
-    "check_in_intervals", "speculative_config", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
+    "check_in_interval", "speculative_config", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
 )  # fmt: skip
 
 
@@ -127,7 +127,8 @@ def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureC
     proposer = None if speculative is None else SimProposer(speculative.num_speculative_tokens, acceptance)
     launches = launch_seconds(cost)
     speculated = speculating(head.config, scheduler, head.budget, launches, proposer, clock)
-    engine = Engine(executor, speculated, pool, clock=clock, observer=writer)
+    interval = head.config.check_in_interval
+    engine = Engine(executor, speculated, pool, clock=clock, observer=writer, check_in_interval=interval)
     _drive(engine, executor, clock, arrivals, prompts)
     writer.flush()
     return parse_timeline(b"".join(parts))

@@ -30,7 +30,7 @@ from orca_jax.timeline.palette import in_order
 
 DEFAULT = ("request_level", "orca", "chunked")
 MAY_DIFFER = (
-    "scheduler", "scheduling_policy", "overlap", "check_in_intervals", "enable_prefix_caching",
+    "scheduler", "scheduling_policy", "overlap", "check_in_interval", "enable_prefix_caching",
     "max_num_batched_tokens", "itl_target_ms", "n_slots",
 )  # fmt: skip
 COLUMNS = {
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("repeat must be at least 1 and every load above 0", param="repeat")
     config = engine_config_from_args(args)
     contestants = parse_contestants(args.schedulers, config)
-    with build_engine(_shared(config, contestants.values())) as built:
+    with build_engine(_shared(config)) as built:
         _warm_up(built, _workload(built, args, None))
         loads = [_measure(built, contestants, args, None, None)]
         capacity = loads[0].results[args.schedulers[0]]["requests_per_s"]
@@ -174,13 +174,9 @@ def _check_used(config: EngineConfig, contestants: Iterable[EngineConfig]) -> No
             raise ConfigError(f"{name} has no effect on any of --schedulers; leave it out", param=name)
 
 
-def _shared(config: EngineConfig, contestants: Iterable[EngineConfig]) -> EngineConfig:
-    """Return the settings of the shared executor. With check-in intervals, its largest launch is that of `chunked`."""
-    intervals = [each.check_in_intervals for each in contestants if each.check_in_intervals]
-    changes: dict[str, Any] = {"scheduler": "orca"}
-    if intervals:
-        changes = {"scheduler": "chunked", "overlap": False, "check_in_intervals": max(intervals, key=max)}
-    return adapted(dataclasses.replace(config, **changes))
+def _shared(config: EngineConfig) -> EngineConfig:
+    """Return the settings of the shared executor."""
+    return adapted(dataclasses.replace(config, scheduler="orca"))
 
 
 class _ContestantParser(FlagParser):

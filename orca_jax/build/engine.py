@@ -45,6 +45,8 @@ from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars
 from orca_jax.sched.drafts.model import ModelProposer
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sim.clock import Clock, clock_latency
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.startup import EngineSummary, StartReport, StartTimes
@@ -173,7 +175,7 @@ def _build(
     plain = build_scheduler(config, resolved.cache, budget)
     scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
     header = _timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=local.adapters)
+    engine = _engine(config, executor, scheduler, pool, header, local.adapters)
     reader = load_first(engine, config, adapter_reader(placed.config, resolved))
     summary = summary_of(header, pool.kv, times.report(), resolved, attention, placed)
     built = _built(engine, tokenizer, model, header, summary, resolved)
@@ -279,6 +281,25 @@ def _timeline_header(
     return TimelineHeader(TIMELINE_VERSION, config, cache, max_model_len, budget, buckets, offset)
 
 
+def _engine(
+    config: EngineConfig,
+    executor: Executor,
+    scheduler: Scheduler,
+    pool: RequestPool,
+    header: TimelineHeader,
+    adapters: dict[str, Any],
+) -> Engine:
+    return Engine(
+        executor,
+        scheduler,
+        pool,
+        seed=config.seed,
+        observer=_observer(header),
+        weights=adapters,
+        check_in_interval=config.check_in_interval,
+    )
+
+
 def _observer(header: TimelineHeader) -> TimelineWriter | None:
     path = header.config.trace_file
     return None if path is None else TimelineWriter(header, msgspec.json.Encoder().encode_lines, TimelineFile(path))
@@ -306,7 +327,7 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
         cluster.meet()
         executor = cluster.lead(executor)
     header = _timeline_header(config, cache, max_model_len, budget)
-    engine = Engine(executor, scheduler, pool, seed=config.seed, observer=_observer(header), weights=toy.adapters)
+    engine = _engine(config, executor, scheduler, pool, header, toy.adapters)
     reader = load_first(engine, config, toy_adapter_reader(config))
     tokenizer = tokenizer_of(config, config.model)
     built = _built(engine, tokenizer, TOY_MODEL, header, summary_of(header, pool.kv, times.report()))

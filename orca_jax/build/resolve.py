@@ -111,7 +111,6 @@ def resolve(
         attention_implementation=attention_of(config, placed),
         compile_cache=cache_directory(config.compile_cache),
         strict_compile=config.strict_compile,
-        max_steps=max(config.check_in_intervals or (1,)),
         pipeline_parallel_size=len(placed.stages),
         lora=_lora(config),
         num_drafts=most_drafts(config),

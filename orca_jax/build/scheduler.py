@@ -92,9 +92,8 @@ def build_scheduler(config: EngineConfig, cache: CacheConfig, budget: int) -> Kn
         n_workers=num_workers(config),
         token_budget=budget,
         ordering=ORDERINGS[config.scheduling_policy],
-        overlap=overlaps(config),
+        num_ahead=config.check_in_interval if overlaps(config) else 0,
         watermark=int(WATERMARK * cache.num_pages),
-        check_in_intervals=config.check_in_intervals,
         # More batches than stages count as stages: the token of a request is always known when it is selected again.
         num_stages=num_workers(config) if config.pipeline_parallel_size > 1 else 1,
     )

@@ -35,11 +35,12 @@ ORDERINGS: Mapping[str, type[Ordering]] = {
 }
 PREDICTORS: Mapping[str, Callable[[], Predictor]] = {"bound": ClientBound, "quantiles": RunningQuantiles}
 TOY = "preset:toy"
-MAX_STEPS = 256  # with more of them a new request waits for seconds on most devices
+MAX_AHEAD = 256  # iterations; with more of them a new request waits for seconds on most devices
 
 _AT_LEAST_ONE = (
     "max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "pipeline_parallel_size",
     "page_size", "num_pages", "max_num_batched_tokens", "max_loras", "max_lora_rank", "max_cpu_loras",
+    "check_in_interval",
 )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def num_workers(config: EngineConfig) -> int:
 
 def reads_predictions(config: EngineConfig) -> bool:
     """Return True if predicted output lengths decide something."""
-    return ORDERINGS[config.scheduling_policy].reads_predictions or config.check_in_intervals is not None
+    return ORDERINGS[config.scheduling_policy].reads_predictions
 
 
 def _of_schedulers(
@@ -159,30 +160,13 @@ NEEDS: tuple[Need, ...] = (
         ),
     ),
     Need(
-        "check_in_intervals",
-        (None,),
-        lambda config: traits_of(config).has_many_steps and config.overlap is False,
+        "check_in_interval",
+        (1,),
+        lambda config: overlaps(config) and config.pipeline_parallel_size == 1 and config.speculative_config is None,
         lambda config: (
-            f"check_in_intervals needs scheduler {_able(lambda traits: traits.has_many_steps)} without overlap: a "
-            "device that runs many steps by itself leaves nothing to overlap; give --no-overlap"
-        ),
-    ),
-    Need(
-        "check_in_intervals",
-        (None,),
-        lambda config: config.pipeline_parallel_size == 1,
-        lambda config: (
-            f"check_in_intervals needs pipeline_parallel_size 1, not {config.pipeline_parallel_size}: the devices of "
-            "one stage do not have the tokens of the last one; leave one of them out"
-        ),
-    ),
-    Need(
-        "check_in_intervals",
-        (None,),
-        lambda config: config.speculative_config is None,
-        lambda config: (
-            "check_in_intervals and speculative_config both run a request further than one token without the host; "
-            "leave one of them out"
+            f"check_in_interval needs scheduler {_able(lambda traits: traits.has_overlap)} with overlap, in one stage "
+            "and without speculative_config: iterations are submitted ahead as overlap does, and a proposal needs the "
+            "newest token; leave it out"
         ),
     ),
     Need(
@@ -200,7 +184,7 @@ NEEDS: tuple[Need, ...] = (
         reads_predictions,
         lambda config: (
             f"length_predictor has no effect with scheduling_policy {config.scheduling_policy}, which reads no "
-            "predictions; leave it out, or give scheduling_policy shortest or check_in_intervals"
+            "predictions; leave it out, or give scheduling_policy shortest"
         ),
     ),
 )
@@ -231,6 +215,9 @@ def check_settings(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
+    if config.check_in_interval > MAX_AHEAD:
+        message = f"check_in_interval must be at most {MAX_AHEAD}, got {config.check_in_interval}"
+        raise ConfigError(message, param="check_in_interval")
     target = config.itl_target_ms
     if target is not None and not 0 < target < inf:
         raise ConfigError(
@@ -239,8 +226,6 @@ def check_settings(config: EngineConfig) -> None:
     share = config.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share}", param="gpu_memory_utilization")
-    if config.check_in_intervals is not None:
-        _check_intervals(config.check_in_intervals)
     check_loras(config)
     check_needs(config)
     if config.max_num_batched_tokens is not None:
@@ -363,9 +348,3 @@ def adapted(config: EngineConfig, keep: Collection[str] = ()) -> EngineConfig:
 def _unmet(config: EngineConfig) -> list[Need]:
     in_use = [need for need in NEEDS if getattr(config, need.setting) not in need.without_effect]
     return [need for need in in_use if not need.is_met(config)]
-
-
-def _check_intervals(intervals: tuple[int, ...]) -> None:
-    if len(intervals) != 2 or not 1 <= intervals[0] <= intervals[1] <= MAX_STEPS:
-        message = f"check_in_intervals must be two integers, 1 <= K1 <= K2 <= {MAX_STEPS}, got {intervals}"
-        raise ConfigError(message, param="check_in_intervals")

@@ -36,9 +36,9 @@ class Digester:
             self._calls = zlib.crc32(payload, self._calls)
         if not result.members:
             return Digests(self._calls, None)
-        ids = array("q", [result.num_steps])
+        ids = array("q")
         for run, is_finite, *_ in result.members:
-            ids.append(-1 if run is None else -2 - len(run))
+            ids.append(-1 - len(run))
             if run and is_finite:  # the id of logits that are not finite is undefined
                 ids.extend(run)
         self._results = zlib.crc32(ids.tobytes(), self._results)

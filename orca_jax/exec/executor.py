@@ -21,13 +21,12 @@ from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.buckets import Segment, bucket_for, launches
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
-from orca_jax.exec.multi_step import ManyDrawn, limits_layout, pack_limits
 from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import Programs, compile_stages
-from orca_jax.exec.results import IdleWatch, Launch, Pending, read_many, read_results
+from orca_jax.exec.results import IdleWatch, Launch, Pending, read_results
 from orca_jax.exec.rows import RowTable, VectorSums
-from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws, pack_draws, pack_extras, pack_masks
+from orca_jax.exec.sampling.pack import kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.exec.stage import Stage, StageModel, make_path
 from orca_jax.exec.untouched import Populating
@@ -35,7 +34,7 @@ from orca_jax.model.lora.stacks import zero_values
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
 from orca_jax.startup import StartTimes
-from orca_jax.step import ExecutorStats, Handle, MultiStep, StepPlan, StepResult
+from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -47,13 +46,11 @@ class JaxHandle:
     is_complete: bool  # False until `constrain` has started the samplers waiting for it
     expected: float = 0.0  # seconds, from measurements at start
     ready_at: float | None = None  # the end of `JaxExecutor.wait`, if it was called
-    many: ManyDrawn | None = None  # of a plan of many steps; it has no launches
-    unreported: jax.Array | None = None  # with `many`, or if earlier plans left tokens of any row on the device
 
     @property
     def newest(self) -> Pending:
         """The array computed last. When it is ready, the iteration is done."""
-        return self.launches[-1].newest if self.many is None else cast(Pending, self.many.num_steps)
+        return self.launches[-1].newest
 
 
 class JaxExecutor:
@@ -151,11 +148,7 @@ class JaxExecutor:
         self._rows.update(plan.members)
         self.stats.iterations += 1
         self._num_in_flight += 1
-        if plan.multi_step is not None:
-            return self._submit_many(plan, plan.multi_step)
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
-        if self.config.max_steps > 1 and self._rows.num_unreported.any():
-            handle.unreported = self._last.state.unreported
         for segments in launches(plan.members, self.config.buckets[-1], self._shapes.most_scored):
             launch = self._launch(plan, segments)
             handle.launches.append(launch)
@@ -236,46 +229,12 @@ class JaxExecutor:
         self.stats.padding_tokens += bucket - num_tokens
         return Launch(kept, hidden, [self._rows.logprobs[row] for row in kept.row.tolist()])
 
-    def _submit_many(self, plan: StepPlan, multi_step: MultiStep) -> JaxHandle:
-        """Start a plan of many steps: one launch, since there are no more members than rows."""
-        assert self._num_in_flight == 1, "a plan of many steps with others in flight"
-        start = time.perf_counter()
-        bucket = bucket_for(self.config.buckets, len(plan.members))
-        (segments,) = launches(plan.members, self.config.buckets[-1], self._shapes.most_scored)
-        layouts = self._shapes.adapted_layouts or self._shapes.layouts
-        vector, kept = pack(plan.members, segments, self._rows, layouts[bucket])
-        draws = pack_draws(kept, self._rows, draws_layout(bucket))
-        limits = pack_limits(multi_step, kept, self._rows, limits_layout(bucket))
-        packed = time.perf_counter()
-        self._seconds_in_flight += self._longest_seconds[bucket] * multi_step.num_steps
-        self._idle.begin()
-        many = self._last.run_many(bucket, vector, draws, limits)
-        self._idle.handed_over(cast(Pending, many.num_steps))
-        self.stats.idle_seconds = self._idle.seconds
-        self.stats.pack_seconds += packed - start
-        self.stats.dispatch_seconds += time.perf_counter() - packed
-        self.stats.launches += 1
-        return JaxHandle(plan, [], is_complete=True, many=many, unreported=self._last.state.unreported)
-
     def _read(self, handle: JaxHandle) -> StepResult:
-        """Wait for results, including those left on the device by earlier plans."""
-        plan, rows = handle.plan, self._rows
+        """Wait for results."""
+        plan = handle.plan
         if not self.has_results:
             return StepResult(plan.iteration, ())
-        if handle.unreported is None:
-            return read_results(plan, handle.launches, self._model.vocab_size, sums=self._sums)
-        if plan.multi_step is not None:
-            assert handle.many is not None, "a plan of many steps has their results"
-            result, num_drawn = read_many(plan, plan.multi_step, handle.many, handle.unreported, rows)
-            bucket = bucket_for(self.config.buckets, len(plan.members))
-            self.stats.tokens += num_drawn
-            self.stats.padding_tokens += bucket * result.num_steps - num_drawn
-            return result
-        ids = np.asarray(handle.unreported)
-        sampling = [member.row for member in plan.members if member.is_sampling]
-        unreported = {row: ids[row, : rows.num_unreported[row]].tolist() for row in sampling}
-        rows.num_unreported[sampling] = 0
-        return read_results(plan, handle.launches, self._model.vocab_size, unreported, self._sums)
+        return read_results(plan, handle.launches, self._model.vocab_size, self._sums)
 
     def _write_adapter(self, slot: int, values: Mapping[str, NDArray[Any]]) -> None:
         """Start to copy an adapter to the devices, after the launches submitted so far."""

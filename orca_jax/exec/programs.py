@@ -1,8 +1,7 @@
 """The programs of an executor: the finite set of shapes, and their lowering and compilation at start.
 
 A launch runs two programs: the layers, compiled once for each bucket, and one of a few samplers. In a pipeline, each
-stage has a program of its layers, and the last one has the samplers. A plan of many steps runs one program, layers and
-sampler in a loop.
+stage has a program of its layers, and the last one has the samplers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from orca_jax.config import ExecutorConfig
-from orca_jax.exec.buckets import bucket_for, sampler_width, sampler_widths
+from orca_jax.exec.buckets import sampler_width, sampler_widths
 from orca_jax.exec.cache import allocate_cache, allocate_zeros, cache_shape, cache_spec
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
-from orca_jax.exec.multi_step import limits_layout, make_multi_step
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.program_store import ProgramStore, name_suffix
 from orca_jax.exec.sampling.adjust import WORD
@@ -36,7 +34,7 @@ from orca_jax.progress import Progress
 from orca_jax.startup import StartTimes
 
 ProgramName = tuple[str, int]
-"""("layers", bucket), ("adapted", bucket), ("multi_step", bucket), ("full", width),
+"""("layers", bucket), ("adapted", bucket), ("full", width),
 (a kind of plain samplers, width), or ("write_slot", 0). "adapted" are the layers for launches with adapters."""
 
 
@@ -46,7 +44,6 @@ class DeviceState(NamedTuple):
     pages: KVPages  # of the layers of a stage
     history: jax.Array | None  # [R, L] ids of each row's context by position, for penalties; only of the last stage
     last_token: jax.Array | None  # [R]; only of the last stage
-    unreported: jax.Array | None  # [R, K] tokens of plans of many steps, in no result yet; only of a single stage
 
 
 class Programs:
@@ -146,10 +143,6 @@ class Programs:
             lower["adapted", bucket] = partial(self._lower_adapted, bucket, state)
         for width in self.widths if self.is_last else ():
             lower |= {(kind, width): partial(self._lower_sampler, kind, width, state) for kind in self.kinds}
-        if config.max_steps > 1:
-            most = bucket_for(config.buckets, min(config.num_rows, config.buckets[-1]))
-            sizes = [size for size in config.buckets if size <= most]
-            lower |= {("multi_step", size): partial(self._lower_multi_step, size, state) for size in sizes}
         if self._stacks:
             lower["write_slot", 0] = self._lower_write
         return lower
@@ -160,10 +153,10 @@ class Programs:
         shape, spec = cache_shape(self._model, config.cache), cache_spec(config.cache)
         pages: KVPages = jax.tree.map(lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec)
         if not self.is_last:
-            return DeviceState(pages, None, None, None)
-        sizes = (config.num_rows, config.max_model_len), (config.num_rows,), (config.num_rows, config.max_steps)
-        history, last_token, unreported = (cast(jax.Array, self._abstract(size)) for size in sizes)
-        return DeviceState(pages, history, last_token, unreported)
+            return DeviceState(pages, None, None)
+        sizes = (config.num_rows, config.max_model_len), (config.num_rows,)
+        history, last_token = (cast(jax.Array, self._abstract(size)) for size in sizes)
+        return DeviceState(pages, history, last_token)
 
     def allocate_state(self) -> DeviceState:
         """The state before the first launch, without waiting for the devices."""
@@ -240,19 +233,6 @@ class Programs:
             return program.lower(*plain)
         extras, mask = self.extras_layouts[width].size, (width, self.num_columns // WORD)
         return program.lower(*plain, state.history, self._abstract((extras,)), self._abstract(mask))
-
-    def _lower_multi_step(self, bucket: int, state: DeviceState) -> jax.stages.Lowered:
-        layout, weights = self.layouts[bucket], self.weights
-        if self._stacks:
-            layout, weights = self.adapted_layouts[bucket], self._with_stacks()
-        program = jax.jit(
-            self._named(make_multi_step(self._structure, self._unembed, self._model, self._config, layout, self._mesh)),
-            donate_argnums=(2, 3, 4),
-            out_shardings=(self._sharding_of(state.pages), *(self._replicated,) * 4),
-        )
-        sizes = layout.size, draws_layout(bucket).size, limits_layout(bucket).size
-        vectors = [self._abstract((size,)) for size in sizes]
-        return program.lower(weights, self.unembedding, *state, *vectors)
 
     def _named[F: Callable[..., Any]](self, function: F) -> F:
         """The function with a name for the code of this package, for JAX's cache (see `program_store`)."""

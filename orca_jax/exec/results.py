@@ -3,21 +3,18 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol, cast, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
-from orca_jax.exec.multi_step import ManyDrawn
 from orca_jax.exec.pack import Kept
-from orca_jax.exec.rows import RowTable, VectorSums
+from orca_jax.exec.rows import VectorSums
 from orca_jax.exec.sampling.logprobs import LogprobReader
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.request import TokenLogprobs, TokenSet
-from orca_jax.step import Member, MemberResult, MultiStep, StepPlan, StepResult
+from orca_jax.step import Member, MemberResult, StepPlan, StepResult
 
 
 @runtime_checkable
@@ -68,13 +65,11 @@ def read_results(
     plan: StepPlan,
     launches: Sequence[Launch],
     vocab_size: int,
-    unreported: Mapping[int, Sequence[int]] = MappingProxyType({}),
     sums: VectorSums | None = None,
 ) -> StepResult:
     """Wait for the device and put results in the plan's order.
 
-    `unreported` has the tokens of rows left on the device by earlier plans; it is empty if there are none. `sums` takes
-    the hidden vectors of members that pool them.
+    `sums` takes the hidden vectors of members that pool them.
     """
     pooled: dict[int, tuple[bytes, bool]] = {}
     drawn: dict[int, list[tuple[int, bool, TokenLogprobs | None]]] = {}
@@ -107,7 +102,7 @@ def read_results(
             results.append(_verified(member, drawn[index]))
             continue
         [(token, is_finite, logprobs)] = drawn[index]
-        results.append(MemberResult((*unreported.get(member.row, ()), token), is_finite, logprobs, scored))
+        results.append(MemberResult((token,), is_finite, logprobs, scored))
     return StepResult(plan.iteration, results)
 
 
@@ -138,26 +133,6 @@ def _verified(member: Member, drawn: Sequence[tuple[int, bool, TokenLogprobs | N
         if token != draft or not is_finite:
             break
     return MemberResult(run, is_finite)
-
-
-def read_many(
-    plan: StepPlan, multi_step: MultiStep, drawn: ManyDrawn, unreported: Int[Array, "R K"], rows: RowTable
-) -> tuple[StepResult, int]:
-    """Wait for a plan of many steps, and return its result and the number of all drawn tokens.
-
-    `rows` is updated with the number of tokens of each member still on the device.
-    """
-    number = len(plan.members)
-    ids, num_drawn = np.asarray(unreported), np.asarray(drawn.num_drawn)[:number]
-    ended, finite = np.asarray(drawn.ended)[:number].tolist(), np.asarray(drawn.finite)[:number].tolist()
-    row = [member.row for member in plan.members]
-    counts = rows.num_unreported[row] + num_drawn
-    reported = [limit.reports or has_ended for limit, has_ended in zip(multi_step.limits, ended, strict=True)]
-    rows.num_unreported[row] = np.where(reported, 0, counts)
-    results = [
-        MemberResult(ids[row[i], : counts[i]].tolist() if reported[i] else None, finite[i]) for i in range(number)
-    ]
-    return StepResult(plan.iteration, results, int(drawn.num_steps)), int(num_drawn.sum())
 
 
 def _reader(launch: Launch, vocab_size: int) -> LogprobReader | None:

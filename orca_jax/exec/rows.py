@@ -6,10 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.fields import COLUMNS
-from orca_jax.step import MAX_STOP_IDS, Member, RowSampling
-
-NO_ID = -1
-"""Padding of stop ids."""
+from orca_jax.step import Member, RowSampling
 
 
 class VectorSums:
@@ -45,9 +42,7 @@ class RowTable:
         self.sampling: dict[str, NDArray[np.float32] | NDArray[np.int32]] = {
             name: np.full((rows, *column.shape), column.neutral, column.dtype) for name, column in COLUMNS.items()
         }
-        self.stop_ids = np.full((rows, MAX_STOP_IDS), NO_ID, np.int32)
         self.slot = np.zeros(rows, np.int32)  # of each row's adapter
-        self.num_unreported = np.zeros(rows, np.int32)  # tokens on the device, in no result yet
         self.has_extras = [False] * rows
         self.logprobs: list[int | None] = [None] * rows
 
@@ -67,7 +62,5 @@ class RowTable:
     def _set_sampling(self, row: int, sampling: RowSampling) -> None:
         for name, column in COLUMNS.items():
             self.sampling[name][row] = column.value(sampling)
-        stop_ids = sampling.stop_ids[:MAX_STOP_IDS]  # a request with more of them never gets plans of many steps
-        self.stop_ids[row, : len(stop_ids)], self.stop_ids[row, len(stop_ids) :] = stop_ids, NO_ID
-        self.num_unreported[row], self.slot[row] = 0, sampling.slot
+        self.slot[row] = sampling.slot
         self.has_extras[row], self.logprobs[row] = sampling.params.has_extras, sampling.params.logprobs

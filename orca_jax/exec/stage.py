@@ -9,7 +9,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from orca_jax.exec.layers import flatten_module
-from orca_jax.exec.multi_step import ManyDrawn
 from orca_jax.exec.programs import DeviceState, ProgramName, Programs
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import pack_masks
@@ -148,7 +147,7 @@ class Stage:
         inputs = state.last_token if hidden is None else hidden
         name, weights = ("adapted", self._with_adapters()) if is_adapted else ("layers", self._weights)
         pages, history, result = self.programs[name, bucket](weights, state.pages, state.history, inputs, vector)
-        self.state = DeviceState(pages, history, state.last_token, state.unreported)
+        self.state = DeviceState(pages, history, state.last_token)
         out: jax.Array = result
         return out
 
@@ -162,15 +161,6 @@ class Stage:
         mask = self._no_masks[width] if masks is None else masks
         plain = self._unembedding, state.last_token, hidden, draws
         return self._keep(self.programs["full", width](*plain, state.history, extras, mask))
-
-    def run_many(self, bucket: int, vector: Vector, draws: Vector, limits: Vector) -> ManyDrawn:
-        """Start a plan of many steps, if the model has one stage."""
-        *state, many = self.programs["multi_step", bucket](
-            self._with_adapters(), self._unembedding, *self.state, vector, draws, limits
-        )
-        self.state = DeviceState(*state)
-        drawn: ManyDrawn = many
-        return drawn
 
     def write_adapter(self, slot: int, values: Mapping[str, NDArray[Any]]) -> None:
         """Start to copy an adapter into a slot. `values` are those of all layers of the model."""

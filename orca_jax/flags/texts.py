@@ -22,11 +22,10 @@ HELP: Mapping[str, str] = {
     "scheduling_policy": "chunked: order of the waiting requests: by arrival (fcfs), priority, fair shares of tenants, "
     "deadline, or predicted length (shortest)",
     "length_predictor": "prediction of output lengths: bound (a request's max_tokens), quantiles (of past requests), "
-    "demo (the bundled ranker), or the directory of a ranker (default: bound); for --scheduling-policy shortest and "
-    "--check-in-intervals",
+    "demo (the bundled ranker), or the directory of a ranker (default: bound); for --scheduling-policy shortest",
     "overlap": "chunked: select the next iteration while one runs (default for chunked)",
-    "check_in_intervals": "chunked, with --no-overlap: repeat an iteration on the device; the host checks medium "
-    "requests every K1 iterations and long ones every K2",
+    "check_in_interval": "chunked: submit so many iterations ahead and read their results together; above 1, tokens "
+    "come in groups, and a request that arrives waits for as many iterations",
     "enable_prefix_caching": "chunked: reuse the KV cache pages of earlier prompts with the same beginning "
     "(default for chunked)",
     "n_workers": "iterations in flight (the paper's n_workers); default: one for each pipeline stage",

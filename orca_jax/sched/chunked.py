@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
@@ -34,16 +33,13 @@ class ChunkedScheduler:
         max_bs: the largest number of requests in an iteration. `max_bs * num_stages` of them may run.
         token_budget: tokens of an iteration, at least `max_bs`.
         ordering: the order of urgency.
-        depth: iterations in flight, at most `num_stages + 1`. One more than stages overlaps the host's work on one
-            with the devices' work on the others.
+        depth: iterations in flight. One more than stages overlaps the host's work on one with the devices' work on the
+            others.
         watermark: pages to keep free when a request is admitted beside others, for their next tokens.
-        check_ins: makes plans of many steps when all members generate; needs a `depth` of 1.
         num_stages: devices in the pipeline.
     """
 
-    traits: ClassVar[Traits] = Traits(
-        shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True, has_many_steps=True
-    )
+    traits: ClassVar[Traits] = Traits(shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True)
 
     def __init__(
         self,
@@ -53,29 +49,23 @@ class ChunkedScheduler:
         *,
         depth: int = 1,
         watermark: int = 0,
-        check_ins: CheckIns | None = None,
         num_stages: int = 1,
     ) -> None:
-        # With more in flight, allowed ids could depend on a token that no result of the next turn has.
-        assert depth <= num_stages + 1, f"{depth} iterations in flight on {num_stages} stages"
         self.max_bs = max_bs
         self.token_budget = token_budget
         self.ordering = ordering
         self.n_workers = depth
         self.watermark = watermark
-        self.check_ins = check_ins
         self.num_stages = num_stages
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings) -> Self:
-        intervals = settings.check_in_intervals
         return cls(
             settings.max_bs,
             settings.token_budget,
             settings.ordering(),
-            depth=settings.num_stages + settings.overlap,
+            depth=settings.num_stages + settings.num_ahead,
             watermark=settings.watermark,
-            check_ins=CheckIns(intervals) if intervals else None,
             num_stages=settings.num_stages,
         )
 
@@ -98,8 +88,7 @@ class ChunkedScheduler:
         admitted = 0 if draft.is_short else self._admit(pool, draft, num_rows)
         num_waiting = len(pool) - len(pool.running) - admitted + len(draft.preempted)
         held = draft.held(num_rows - admitted) if num_waiting else None
-        selection = Selection(draft.choices, draft.preempted, held)
-        return selection if self.check_ins is None else self._stretch(selection, self.check_ins, pool)
+        return Selection(draft.choices, draft.preempted, held)
 
     def may_return(self, request: Request) -> bool:
         """Always true: a token is delivered as soon as its iteration has returned."""
@@ -116,14 +105,6 @@ class ChunkedScheduler:
         """The requests that may run, divided by the stages."""
         num_live = min(len(pool), self.max_bs * self.num_stages)
         return -(-num_live // self.num_stages)
-
-    def _stretch(self, selection: Selection, check_ins: CheckIns, pool: RequestPool) -> Selection:
-        selection = check_ins.stretch(selection, pool.kv, len(pool) - len(pool.running))
-        if selection.multi_step is not None:
-            for choice, limit in zip(selection.choices, selection.multi_step.limits, strict=True):
-                if limit.most_steps > 1:
-                    self.ordering.charge(choice.request, limit.most_steps - 1)
-        return selection
 
     def _admit(self, pool: RequestPool, draft: "_SelectionBuilder", num_rows: int) -> int:
         """Choose waiting requests as far as rows, budget and pages reach; returns their number."""

@@ -17,15 +17,14 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
         pool: owns the requests; newcomers are admitted, and all are marked as running.
         now: seconds on the engine's clock.
     """
-    choices, multi_step = selection.choices, selection.multi_step
+    choices = selection.choices
     newcomers = [choice.request for choice in choices if choice.request.row is None]
     for request in newcomers:  # all before any allocation: it could take a cached page of the next newcomer
         pool.admit(request, now)
     new_ids = {request.request_id for request in newcomers}
     members = []
-    for index, (request, num_tokens, drafts) in enumerate(choices):
-        num_steps = 1 if multi_step is None else multi_step.limits[index].most_steps
-        member = _member(request, num_tokens, pool, iteration, num_steps, drafts)
+    for request, num_tokens, drafts in choices:
+        member = _member(request, num_tokens, pool, iteration, drafts)
         if request.request_id in new_ids:
             member = _begun(member, request, pool)
         params = request.params
@@ -33,12 +32,10 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
             member = _with_extras(member, request)
         members.append(member)
     pool.num_plans = iteration + 1
-    return StepPlan(iteration, tuple(members), multi_step, pool.adapters.take_writes() if pool.adapters.writes else ())
+    return StepPlan(iteration, tuple(members), pool.adapters.take_writes() if pool.adapters.writes else ())
 
 
-def _member(
-    request: Request, num_tokens: int, pool: RequestPool, iteration: int, num_steps: int, drafts: Sequence[int]
-) -> Member:
+def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int, drafts: Sequence[int]) -> Member:
     """The work of a request as nearly all members have it; the positions are those of the fields."""
     row, kv = request.row, pool.kv
     assert row is not None, f"{request.request_id} was not admitted"
@@ -50,7 +47,7 @@ def _member(
     is_sampling = end == num_known + request.num_pending and request.params.pooling is None
     num_old_pages = len(kv.pages_of(row))
     num_drafts = len(drafts)
-    new_pages = kv.allocate(row, end + num_steps - 1 + num_drafts)
+    new_pages = kv.allocate(row, end + num_drafts)
     pool.start(request, iteration, end + num_drafts, is_sampling)
     ids = () if start >= num_known else request.ids_from(start, num_tokens)
     if num_drafts:
@@ -64,7 +61,7 @@ def _member(
 def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
     """The member with the sampling of a newcomer, and its pages from the prefix cache among the new ones."""
     params = request.params
-    sampling = RowSampling(params, request.seed, len(request.prompt_ids), tuple(sorted(request.stop_ids)), request.slot)
+    sampling = RowSampling(params, request.seed, len(request.prompt_ids), request.slot)
     if member.num_old_pages:
         member = member._replace(num_old_pages=0, new_pages=tuple(pool.kv.pages_of(member.row)))
     return member._replace(sampling=sampling)

@@ -223,14 +223,11 @@ class RequestPool:
         """Record the results of an iteration (lines 11-13 of Algorithm 1)."""
         number, others = len(plan.members), len(result.members)
         assert others == number, f"iteration {plan.iteration} has {number} members, the result has {others}"
-        steps = [1] * number
-        if plan.multi_step is not None:
-            steps = [min(limit.most_steps, result.num_steps) for limit in plan.multi_step.limits]
-        for member, each, num_steps in zip(plan.members, result.members, steps, strict=True):
+        for member, each in zip(plan.members, result.members, strict=True):
             request = self._live[member.request_id]
-            advance(request, member, each, num_steps)
+            advance(request, member, each)
             if member.num_drafts:
-                self.drafts.add(member.num_drafts, len(each.run or ()) - 1)
+                self.drafts.add(member.num_drafts, len(each.run) - 1)
             if not each.is_finite and not request.is_suspect:
                 self._distrust(request)
             if not request.in_flight:

@@ -1,7 +1,7 @@
 """Predictions of output lengths, made when requests arrive.
 
-Orderings and check-in intervals read the prediction in `Request.predicted_output`. It changes the order of requests and
-the times of checks, never their tokens: a wrong prediction costs time and nothing else.
+Orderings read the prediction in `Request.predicted_output`. It changes the order of requests, never their tokens: a
+wrong prediction costs time and nothing else.
 """
 
 from bisect import bisect_left, insort

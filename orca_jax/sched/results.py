@@ -28,37 +28,25 @@ class DraftCounts:
             self.accepted_per_pos[place] += 1
 
 
-def advance(request: Request, member: Member, result: MemberResult, num_steps: int) -> None:
-    """Count an iteration of `num_steps` steps, the tokens drawn in it, and the scores of the prompt's ids.
+def advance(request: Request, member: Member, result: MemberResult) -> None:
+    """Count an iteration, the tokens drawn in it, and the scores of the prompt's ids.
 
     Raises:
         AssertionError: the result does not belong to the member.
     """
     run = result.run
-    assert member.is_sampling == (run is None or len(run) > 0), (
-        f"{request.request_id}: is_sampling is {member.is_sampling}, and the result has {run}"
+    assert len(run) <= 1 + member.num_drafts and member.is_sampling == (len(run) > 0), (
+        f"{request.request_id}: is_sampling is {member.is_sampling}, {member.num_drafts} drafts; the result has {run}"
     )
     if member.targets:
         _score(request, member, result.scores)
     request.in_flight -= 1
-    request.num_iterations += num_steps
+    request.num_iterations += 1
     if not member.is_sampling:
         return
-    if member.num_drafts:
-        assert run is not None and len(run) <= 1 + member.num_drafts, (
-            f"{request.request_id}: {run} for {member.num_drafts} proposals"
-        )
-        request.num_pending -= 1
-        if request.row is not None:  # else preempted
-            request.num_computed -= 1 + member.num_drafts - len(run)  # keys and values of wrong ids
-    elif run is None:
-        request.num_pending += num_steps - 1
-        request.num_computed += num_steps - 1
-    elif len(run) == 1:
-        request.num_pending -= 1
-    else:
-        request.num_pending = 0
-        request.num_computed = request.num_tokens + len(run) - 1  # the last id was drawn and not computed
+    request.num_pending -= 1
+    if member.num_drafts and request.row is not None:  # else preempted
+        request.num_computed -= 1 + member.num_drafts - len(run)  # keys and values of wrong ids
 
 
 def append(request: Request, result: MemberResult) -> None:
@@ -71,7 +59,7 @@ def append(request: Request, result: MemberResult) -> None:
         request.error = None if result.is_finite else NOT_FINITE
         request.finish_reason = "stop" if result.is_finite else "error"
         return
-    run = result.run or ()
+    run = result.run
     if len(run) > 1:
         for token in run[:-1]:
             _append(request, token, None)

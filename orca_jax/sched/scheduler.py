@@ -7,7 +7,6 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
-from orca_jax.step import MultiStep
 
 Held = Literal["rows", "budget", "pages", "batch", "adapters"]
 """The reason why the first waiting request was not admitted: all rows or places of the batch are taken, the token
@@ -32,7 +31,6 @@ class Selection(NamedTuple):
     choices: Sequence[Choice]
     preempted: Sequence[Request] = ()
     held: Held | None = None  # None if no request waits, or if the selection is empty
-    multi_step: MultiStep | None = None  # None in nearly all selections
 
 
 class SchedulerSettings(NamedTuple):
@@ -42,9 +40,8 @@ class SchedulerSettings(NamedTuple):
     n_workers: int
     token_budget: int
     ordering: Callable[[], Ordering]
-    overlap: bool
+    num_ahead: int  # iterations submitted before the results that they follow are read
     watermark: int
-    check_in_intervals: tuple[int, ...] | None
     num_stages: int = 1  # of the pipeline; each has its own iteration
 
 
@@ -57,7 +54,6 @@ class Traits(NamedTuple):
     has_token_budget: bool = False  # an iteration has at most `--max-num-batched-tokens` tokens
     has_workers: bool = False  # `--n-workers` iterations may be in flight
     has_overlap: bool = False  # `--overlap` selects the next iteration while one runs
-    has_many_steps: bool = False  # `--check-in-intervals` makes plans of many steps
 
 
 class Scheduler(Protocol):

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class WorkCounts(NamedTuple):
-    """The work of one iteration, or of all steps of a plan with many.
+    """The work of one iteration.
 
     An increment processes one generated token. All other tokens are in chunks: of prompts, or computed again after a
     preemption. A context is counted in tokens with keys and values to read.
@@ -36,12 +36,6 @@ class WorkCounts(NamedTuple):
             return self
         num_tokens = self.num_tokens
         return self._replace(launches=-(-num_tokens // buckets[-1]), padding=padded(num_tokens, buckets) - num_tokens)
-
-    def repeated(self, num_steps: int) -> "WorkCounts":
-        """The work of `num_steps` steps of a plan of increments, each one token further, with all members."""
-        further = self.increments * num_steps * (num_steps - 1) // 2
-        every = WorkCounts(*[num_steps * count for count in self])
-        return every._replace(context=every.context + further)
 
 
 def work_of(members: Iterable[tuple[int, int, bool]], num_draws: int = 0) -> WorkCounts:

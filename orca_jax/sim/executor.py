@@ -7,7 +7,7 @@ from zlib import crc32
 
 from orca_jax.request import TokenSet
 from orca_jax.sim.cost import IterationCost, WorkCounts, work_of
-from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, MultiStep, StepPlan, StepResult
+from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, StepPlan, StepResult
 
 END_ID = 0
 """The last sampled token of a request; every other one is `OTHER_ID`."""
@@ -35,23 +35,17 @@ class _SimHandle:
 
 
 class _SimRow:
-    """The holder of a row: its lengths, and its ids in no result yet."""
+    """The lengths of a row's holder."""
 
-    __slots__ = ("end", "num_prompt", "unreported")
+    __slots__ = ("end", "num_prompt")
 
     def __init__(self, num_prompt: int, num_generated: int) -> None:
         self.num_prompt = num_prompt
         self.end = num_prompt + num_generated - 1  # the context that the last id is drawn after
-        self.unreported: list[int] = []
 
     def next_id(self, context: int) -> int:
         """The id drawn after `context` tokens."""
         return END_ID if context >= self.end else OTHER_ID
-
-    def report(self, *newest: int) -> list[int]:
-        """Return all ids in no result yet, `newest` last, and forget them."""
-        run, self.unreported = [*self.unreported, *newest], []
-        return run
 
 
 _NOTHING, _OTHER, _END = MemberResult(), MemberResult((OTHER_ID,)), MemberResult((END_ID,))
@@ -102,11 +96,11 @@ class SimExecutor:
 
     def submit(self, plan: StepPlan) -> Handle:
         """Start an iteration when the first stage is free; `idle_seconds` are those of this stage."""
-        result, work = self._run(plan) if plan.multi_step is None else self._run_many(plan, plan.multi_step)
+        result, work = self._run(plan)
         self.stats.iterations += 1
-        self.stats.launches += work.launches // work.steps
-        self.stats.tokens += work.num_tokens // work.steps
-        self.stats.padding_tokens += work.padding // work.steps
+        self.stats.launches += work.launches
+        self.stats.tokens += work.num_tokens
+        self.stats.padding_tokens += work.padding
         self._clock.now += self._cost.host
         if self._is_wanted:
             self.stats.idle_seconds += max(0.0, self._clock.now - self._free_at[0])
@@ -169,8 +163,6 @@ class SimExecutor:
                 results.append(_NOTHING)
             elif member.num_drafts:
                 results.append(self._verify(member, row))
-            elif row.unreported:
-                results.append(MemberResult(row.report(row.next_id(start + size))))
             else:  # nearly always
                 results.append(_END if start + size >= row.end else _OTHER)
         work = work_of(chunks, draws)._replace(increments=increments, context=context)
@@ -186,23 +178,3 @@ class SimExecutor:
             if run[-1] != draft:
                 return MemberResult(run)
         return MemberResult([*run, row.next_id(member.start + member.num_tokens)])
-
-    def _run_many(self, plan: StepPlan, many: MultiStep) -> tuple[StepResult, WorkCounts]:
-        """Run a plan of many steps; a member draws no more after its end or at its limit."""
-        assert len(self._free_at) == 1, "a plan of many steps on several stages"
-        limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))
-        drawing, num_steps = list(plan.members), 0
-        ended = set[int]()
-        while drawing and num_steps < many.num_steps and not (many.stops_early and len(drawing) < len(plan.members)):
-            for member in drawing:
-                row = self._rows[member.row]
-                row.unreported.append(row.next_id(member.start + 1 + num_steps))
-            num_steps += 1
-            ended |= {member.row for member in drawing if self._rows[member.row].unreported[-1] == END_ID}
-            drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
-        results = [
-            MemberResult(self._rows[row].report() if limit.reports or row in ended else None)
-            for row, limit in limits.items()
-        ]
-        work = work_of([(member.start, 1, True) for member in plan.members], len(plan.members))
-        return StepResult(plan.iteration, results, num_steps), work.padded(self._cost.buckets).repeated(num_steps)

@@ -19,7 +19,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.request import Constraint, SamplingParams, TokenLogprobs, TokenSet
 from orca_jax.sim.toy_logits import best_of, first_allowed, has_adjustments, toy_adjusted, toy_logprobs, toy_noise
 from orca_jax.sim.toy_memory import ToyMemory
-from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, MultiStep, StepPlan, StepResult
+from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, StepPlan, StepResult
 
 Override = Callable[[str, int, int], int | None]
 """(request id, context length, the model's choice) -> the id to return, or None for logits that are not finite."""
@@ -175,9 +175,8 @@ class ToyExecutor:
 
     @property
     def expected_seconds(self) -> float:
-        """The latency of all steps in flight."""
-        steps = [1 if one.plan.multi_step is None else one.plan.multi_step.num_steps for one in tuple(self._in_flight)]
-        return self._latency * sum(steps)
+        """The latency of all iterations in flight."""
+        return self._latency * len(self._in_flight)
 
     def submit(self, plan: StepPlan) -> Handle:
         """Run a plan at once; its result is ready after the latency, and a stage's part of it after the last one."""
@@ -196,19 +195,14 @@ class ToyExecutor:
         self.stats.iterations += 1
         self.stats.launches += 1
         scores = tuple([self._score(member) for member in plan.members if member.targets])
-        result = None if plan.multi_step is None else self._run_many(plan, plan.multi_step)
-        num_steps = 1 if result is None else result.num_steps
-        self.stats.tokens += plan.num_tokens * num_steps
+        self.stats.tokens += plan.num_tokens
         now = time.perf_counter()
         if self._is_wanted:
             self.stats.idle_seconds += max(0.0, now - self._ready_at)
         self._is_wanted = True
-        duration = self._latency * num_steps
-        self._ready_at = max(now + duration, self._ready_at + duration / self._num_stages)
-        handle = _ToyHandle(plan, scores, self._ready_at, result)
+        self._ready_at = max(now + self._latency, self._ready_at + self._latency / self._num_stages)
+        handle = _ToyHandle(plan, scores, self._ready_at)
         self._in_flight.append(handle)
-        if result is not None:
-            return handle
         if plan.is_constrained:
             self._awaiting = handle
         else:
@@ -281,8 +275,7 @@ class ToyExecutor:
                 results.append(self._verify(member))
                 continue
             token, logprobs = self._sample(member, next(sets) if member.is_constrained else None)
-            run = tuple(self._memory.row(member.row).report(token or 0))
-            results.append(MemberResult(run, token is not None, logprobs, scored))
+            results.append(MemberResult((token or 0,), token is not None, logprobs, scored))
         handle.result = StepResult(plan.iteration, results)
         # `sim/clock.py` counts the latency from the draw, so a token must not be seen before that.
         handle.ready_at = max(handle.ready_at, time.perf_counter() + self._latency)
@@ -299,32 +292,6 @@ class ToyExecutor:
                 break
         self._memory.row(member.row).last_token = None  # the host decides about it
         return MemberResult(run, token is not None)
-
-    def _run_many(self, plan: StepPlan, many: MultiStep) -> StepResult:
-        """Run a plan of many steps, with its members written once: draw, write the drawn token, and so on."""
-        assert not self._in_flight, "a plan of many steps with others in flight"
-        limits = dict(zip([member.row for member in plan.members], many.limits, strict=True))
-        drawing, ended, broken, num_steps = list(plan.members), set[int](), set[int](), 0
-        while drawing and num_steps < many.num_steps and not (many.stops_early and len(drawing) < len(plan.members)):
-            for member in drawing if num_steps else ():
-                self._memory.write_drawn(member.row)
-            num_steps += 1
-            for member in drawing:
-                token, _ = self._sample(member, None)
-                row = self._memory.row(member.row)
-                row.unreported.append(token or 0)
-                if token is None:
-                    broken.add(member.row)
-                if token is None or token in row.sampling.stop_ids:
-                    ended.add(member.row)
-            drawing = [m for m in drawing if m.row not in ended and num_steps < limits[m.row].most_steps]
-        results = [
-            MemberResult(
-                tuple(self._memory.row(row).report()) if limit.reports or row in ended else None, row not in broken
-            )
-            for row, limit in limits.items()
-        ]
-        return StepResult(plan.iteration, results, num_steps)
 
     def _sample(
         self, member: Member, allowed: TokenSet | None, before: int = 0

@@ -15,12 +15,6 @@ class ToyRow:
     pages: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)  # the model's sum after each position
     last_token: int | None = None
-    unreported: list[int] = field(default_factory=list)  # drawn, and in no result yet
-
-    def report(self, *newest: int) -> list[int]:
-        """Return all ids in no result yet, `newest` last, and forget them."""
-        run, self.unreported = [*self.unreported, *newest], []
-        return run
 
 
 class ToyMemory:
@@ -77,12 +71,6 @@ class ToyMemory:
             self._pages[page][slot] = token + self._vocab_size * adapter
             total += (position + 1) * (token + 1 + adapter)
             row.sums.append(total)
-
-    def write_drawn(self, index: int) -> None:
-        """Write the row's last token after its context, as in a plan of many steps."""
-        row = self._rows[index]
-        assert row.last_token is not None, f"row {index} has no token on the device"
-        self._append(index, len(row.sums), [row.last_token])
 
     def ids_of(self, index: int) -> list[int]:
         """A row's whole context, read back through its page table."""

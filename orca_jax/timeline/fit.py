@@ -70,15 +70,14 @@ def host_seconds(timeline: Timeline) -> float:
 
 
 def work_in(iteration: IterationRecord) -> WorkCounts:
-    """The work of a recorded iteration, over all its steps."""
+    """The work of a recorded iteration."""
     proposed = dict(iteration.proposed or ())  # the model computes them as a chunk, and draws after each
     parts = [(start, 1 + proposed.get(n, 0), n not in proposed) for n, start in iteration.increments]
     parts += [(start, size, False) for _, start, size, _ in iteration.chunks]
     parts += [(start, size, size == 1) for _, start, size in iteration.repeats]
     draws = len(iteration.increments) + len(iteration.repeats) + sum([samples for *_, samples in iteration.chunks])
     draws += sum(proposed.values())
-    once = work_of(parts, draws)._replace(launches=iteration.launches, padding=iteration.padding)
-    return once if iteration.steps == 1 else once.repeated(iteration.steps)
+    return work_of(parts, draws)._replace(launches=iteration.launches, padding=iteration.padding)
 
 
 def non_negative(features: "np.ndarray", taken: "np.ndarray") -> "np.ndarray":

@@ -62,7 +62,6 @@ def _iterations(timeline: Timeline, spans: Mapping[int, list[Span]]) -> dict[str
         "free": [each.free_pages for each in every],
         "device": [_micros(each.device) for each in every],
         "host": [_micros(each.planned - each.selected + each.update) for each in every],
-        "steps": [each.steps for each in every],
     }
 
 

@@ -27,7 +27,7 @@ from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Held
 from orca_jax.step import ExecutorStats, StepPlan, StepResult
 
-TIMELINE_VERSION = 1
+TIMELINE_VERSION = 2
 FLUSH_LINES = 128  # lines written together, in half a millisecond
 FLUSH_SECONDS = 1.0  # after this time fewer lines are written too
 
@@ -85,7 +85,6 @@ class IterationRecord:
     device: float = 0.0  # seconds to `collected` from `planned`, or from the previous `collected` if that is later
     idle: float = 0.0  # at most this many seconds without work for the device since the previous submission
     update: float = 0.0  # seconds of the host to record and deliver the result
-    steps: int = 1  # repetitions in one dispatch; tokens, padding and positions are of the first one
     told: list[tuple[int, int]] | None = None  # (request, number of sampled ids); None: one id per sampling member
     proposed: list[tuple[int, int]] | None = None  # (request, ids proposed to follow its increment); None: no ids
 
@@ -176,7 +175,7 @@ class TimelineWriter(Observer):
     ) -> None:
         self._head = head
         config = head.config
-        self._has_runs = config.check_in_intervals is not None or config.speculative_config is not None
+        self._has_runs = config.speculative_config is not None
         self._encode, self._sink = encode, sink
         self._clock = clock
         self._flush_seconds = flush_seconds
@@ -254,12 +253,11 @@ class TimelineWriter(Observer):
             self.flush()
 
     def collected(self, plan: StepPlan, result: StepResult) -> None:
-        """Record the time, and for a plan of many steps or with proposals the number of steps and of sampled ids."""
+        """Record the time, and for a plan with proposals the number of sampled ids."""
         now = self._clock()
         self._current = record = self._in_flight.popleft()
         record.collected = now
-        if self._has_runs and (plan.multi_step or any([len(each.run or ()) > 1 for each in result.members])):
-            record.steps = result.num_steps
+        if self._has_runs and any([len(each.run) > 1 for each in result.members]):
             told = zip(plan.members, result.members, strict=True)
             record.told = [(self._requests[m.request_id].arrival_index, len(each.run)) for m, each in told if each.run]
         record.device = now - max(record.planned, self._collected)

@@ -24,7 +24,7 @@ LABS = {
     "chunked": {"max_bs": 3, "shape": ONE._replace(budget=6)},
     "chunked, overlapped": {"max_bs": 3, "shape": ONE._replace(budget=6, depth=2)},
     "chunked, few pages": {"max_bs": 4, "page_size": 2, "shape": ONE._replace(budget=8, num_pages=9, depth=2)},
-    "chunked, repeated": {"max_bs": 2, "shape": ONE._replace(budget=8, depth=1, intervals=(1, 2))},
+    "chunked, many ahead": {"max_bs": 2, "shape": ONE._replace(budget=8, depth=4, check_in_interval=3)},
     "chunked, prefixes": {"max_bs": 2, "page_size": 2, "shape": Shape(budget=8, depth=2)},
 }
 

@@ -42,7 +42,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"scheduler": "orca"},
     {"scheduler": "request_level"},
     {"pipeline_parallel_size": 2},
-    {"check_in_intervals": (4, 8), "overlap": False},
+    {"check_in_interval": 4},
 ]
 
 

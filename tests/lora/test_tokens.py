@@ -146,9 +146,9 @@ def test_32_adapters_in_one_batch_equal_the_merged_models(
         ("request_level", {}),
         ("chunked", {}),
         ("chunked", {"num_pages": 14}),
-        ("chunked", {"check_in_intervals": (2, 4), "overlap": False}),
+        ("chunked", {"check_in_interval": 3}),
     ],
-    ids=["orca", "request_level", "chunked", "preempting", "many steps"],
+    ids=["orca", "request_level", "chunked", "preempting", "many ahead"],
 )
 def test_loaded_and_evicted_200_times_under_load(
     scheduler: SchedulerName, settings: dict[str, object], adapters: list[Path], program_cache: str

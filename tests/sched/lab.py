@@ -7,7 +7,6 @@ from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine, Wait
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
 from orca_jax.sched.adapters import AdapterSlots
-from orca_jax.sched.check_in import CheckIns
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -33,7 +32,7 @@ class Shape(NamedTuple):
     num_pages: int | None = None  # None: enough for all rows
     reuses_prefixes: bool = True
     ordering: Callable[[], Ordering] = FirstComeFirstServed
-    intervals: tuple[int, int] | None = None  # of check-ins, with a depth of 1
+    check_in_interval: int = 1
     stages: int = 1
 
 
@@ -101,7 +100,6 @@ class Lab:
                 shape.ordering(),
                 depth=shape.depth,
                 watermark=shape.watermark,
-                check_ins=CheckIns(shape.intervals) if shape.intervals else None,
                 num_stages=shape.stages,
             )
         self.pool = RequestPool(
@@ -116,7 +114,13 @@ class Lab:
         self.executor = RecordingExecutor(rows, self.kv, override)
         self.now = 0.0
         self.engine = Engine(
-            self.executor, self.scheduler, self.pool, seed=seed, clock=self._tick, weights=self.executor.adapters
+            self.executor,
+            self.scheduler,
+            self.pool,
+            seed=seed,
+            clock=self._tick,
+            weights=self.executor.adapters,
+            check_in_interval=1 if shape is None else shape.check_in_interval,
         )
         self.eos = eos
         self.tokens: dict[str, list[int]] = {}
@@ -165,8 +169,7 @@ class Lab:
     def batches(self) -> list[str]:
         """Each plan as `A5 B1`: the members and their numbers of tokens; `-` marks a member that does not sample.
 
-        A multi-step plan begins with its largest number of steps, `4x`, or `4!x` if it stops early. `~` marks a member
-        without a report of its tokens, and `+2` two proposals.
+        `+2` marks two proposals.
         """
         return [" ".join(_shown(plan)) for plan in self.executor.plans]
 
@@ -176,14 +179,10 @@ class Lab:
 
 
 def _shown(plan: StepPlan) -> Iterable[str]:
-    many = plan.multi_step
-    if many is not None:
-        yield f"{many.num_steps}{'!' if many.stops_early else ''}x"
-    reports = [True] * len(plan.members) if many is None else [limit.reports for limit in many.limits]
-    for member, report in zip(plan.members, reports, strict=True):
+    for member in plan.members:
         size = member.num_tokens - member.num_drafts
         drafts = f"+{member.num_drafts}" if member.num_drafts else ""
-        yield f"{member.request_id}{size}{drafts}{'' if member.is_sampling else '-'}{'' if report else '~'}"
+        yield f"{member.request_id}{size}{drafts}{'' if member.is_sampling else '-'}"
 
 
 def run_lab(requests: Iterable[tuple[str, int, int]], **sizes: Any) -> Lab:

@@ -18,7 +18,7 @@ LABS = {
     "request_level": {"name": "request_level"},
     "chunked": {"shape": Shape()},
     "chunked, few pages": {"shape": Shape(num_pages=18)},
-    "chunked, many steps": {"shape": Shape(depth=1, intervals=(2, 4))},
+    "chunked, many ahead": {"shape": Shape(depth=4, check_in_interval=3)},
     "chunked, a pipeline": {"shape": Shape(depth=2, stages=2)},
 }
 

@@ -1,114 +1,78 @@
-"""Check-in intervals by hand: the repeated steps, the reported tokens, and the admitted requests."""
+"""A check-in interval by hand: iterations submitted ahead, results read together, and allowed ids."""
 
 import pytest
 
 from orca_jax.request import SamplingParams
-from tests.sched.lab import Lab, Shape, run_lab
+from tests.sched.lab import Lab, Shape
 from tests.sched.test_properties import EOS
 
-STEPPED = Shape(depth=1, reuses_prefixes=False, budget=8, intervals=(2, 4))  # from 8 and 16 tokens to go
-
-TABLE = {
-    "a long request is checked every 4 iterations, a medium one every 2, and at the end after each": (
-        {"max_bs": 1, "shape": STEPPED},
-        [("A", 3, 20)],
-        ["A3", "4x A1", "2x A1", "2x A1", "2x A1", "2x A1", *["A1"] * 7],
-    ),
-    "a short request is reported after each, and a long one keeps its tokens until it is due": (
-        {"max_bs": 2, "shape": STEPPED},
-        [("A", 2, 17), ("B", 2, 4)],
-        ["A2 B2", "1x A1~ B1", "1x A1~ B1", "1x A1~ B1", "A1", *["2x A1"] * 3, *["A1"] * 6],
-    ),
-    "a request waits for a row": (
-        {"max_bs": 1, "shape": STEPPED},
-        [("A", 2, 9), ("B", 2, 1)],
-        ["A2", "2!x A1", *["A1"] * 6, "B2"],
-    ),
-    "a chunk of a prompt is not repeated, and every member is reported": (
-        {"max_bs": 2, "shape": STEPPED},
-        [("A", 2, 18), ("B", 9, 1)],
-        ["A2 B6-", "A1 B3", "4x A1", *["2x A1"] * 3, *["A1"] * 6],
-    ),
-}
+EVERY_THREE = Shape(depth=4, reuses_prefixes=False, budget=8, check_in_interval=3)
 
 
-@pytest.mark.parametrize("case", TABLE)
-def test_by_hand(case: str) -> None:
-    sizes, requests, iterations = TABLE[case]
-    lab = run_lab(requests, **sizes)
-    assert lab.batches == iterations
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_the_first_end_admits_the_next_request(waits: bool) -> None:
-    """If no request waits, the other members continue without the ended one; otherwise the device stops."""
-
-    def ends_at_third(request_id: str, length: int, token: int) -> int:
-        return EOS if (request_id, length) == ("B", 5) else 1
-
-    lab = Lab(max_bs=2, shape=STEPPED, eos=[EOS], override=ends_at_third)
-    lab.add("A", 2, 30)
-    lab.add("B", 3, 30)
-    if waits:
-        lab.add("C", 2, 1)
-    lab.step()
-    lab.step()
-    assert (lab.tokens["A"], lab.tokens["B"]) == ([1] * (3 if waits else 5), [1, 1, EOS])
-    lab.step()
-    assert ("C" in lab.tokens) is waits
-    lab.run()
-    assert lab.tokens["A"] == [1] * 30
-
-
-def test_logits_that_are_not_finite_end_a_request_within_its_repetitions() -> None:
-    lab = Lab(max_bs=1, shape=STEPPED, override=lambda _, length, token: None if length == 5 else 1)
-    lab.add("A", 2, 30)
-    lab.run()
-    assert lab.tokens["A"] == [1] * 3
-    assert lab.ends["A"].finish_reason == "error"
-    assert lab.batches == ["A2", "4x A1"]
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_tokens=20, logprobs=1),
-        SamplingParams(max_tokens=20, allowed_token_ids=(1, 2)),
-        SamplingParams(max_tokens=20, presence_penalty=1),
-        SamplingParams(max_tokens=20, logit_bias={1: 1}),
-        SamplingParams(max_tokens=20, stop_token_ids=tuple(range(20, 30))),
-    ],
-    ids=["logprobs", "constrained", "penalty", "bias", "many ends"],
-)
-def test_requests_that_need_the_host_are_not_repeated(params: SamplingParams) -> None:
-    lab = Lab(max_bs=2, shape=STEPPED)
-    lab.engine.add("A", [1, 2], params)
-    lab.add("B", 2, 40)
-    while "A" not in lab.ends:
+def turns(lab: Lab) -> list[tuple[int, int]]:
+    """For each step: plans submitted in it, and iterations in flight after it."""
+    found = []
+    while lab.engine.has_work:
+        before = len(lab.batches)
         lab.step()
-    assert not any(plan.multi_step is not None for plan in lab.executor.plans)
+        found.append((len(lab.batches) - before, lab.engine.stats.in_flight))
+    return found
+
+
+def test_three_results_are_read_together() -> None:
+    """Four plans fill the place; three are read at a time, so one always runs."""
+    lab = Lab(max_bs=1, shape=EVERY_THREE)
+    lab.add("A", 2, 9)
+    assert turns(lab) == [(4, 1), (3, 1), (2, 1), (0, 0)]
+    assert lab.tokens["A"] == lab.expected([1, 2], SamplingParams(max_tokens=9, temperature=0))
+
+
+def test_tokens_of_an_ended_request_are_dropped() -> None:
+    """The end at the second token is read with two more, which were computed in vain."""
+    lab = Lab(max_bs=1, shape=EVERY_THREE, eos=[EOS], override=lambda _, length, token: EOS if length == 3 else 1)
+    lab.add("A", 2, 9)
+    assert turns(lab) == [(4, 1), (0, 0)]
+    assert lab.tokens["A"] == [1, EOS]
+    assert lab.batches == ["A2", "A1", "A1", "A1"]
+
+
+def test_a_request_that_arrives_waits_for_three_results() -> None:
+    lab = Lab(max_bs=2, shape=EVERY_THREE)
+    lab.add("A", 2, 12)
+    lab.step()
+    lab.add("B", 2, 1)
     lab.run()
-    assert any(plan.multi_step is not None for plan in lab.executor.plans)
+    assert lab.batches[:6] == ["A2", "A1", "A1", "A1", "A1 B2", "A1"]
 
 
-def test_unreported_tokens_are_drawn_again_after_a_preemption() -> None:
-    lab = Lab(max_bs=2, shape=STEPPED)
+def test_allowed_ids_wait_for_the_tokens_before() -> None:
+    """The end is the likeliest token, and forbidden at first: each set follows from all tokens before it."""
+    lab = Lab(max_bs=2, shape=EVERY_THREE, eos=[EOS], override=lambda name, _, token: EOS if name == "A" else token)
+    lab.add("B", 2, 20)
+    lab.step()
+    lab.engine.add("A", [1, 2], SamplingParams(max_tokens=9, temperature=0, min_tokens=1))
+    lab.run()
+    assert lab.batches[4:6] == ["B1 A2", "B1 A1"], "the second waits for the first, and for one before it"
+    assert len(lab.tokens["A"]) == 2 and lab.tokens["A"].index(EOS) == 1
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_logits_that_are_not_finite_end_a_request(at: int) -> None:
+    lab = Lab(max_bs=1, shape=EVERY_THREE, override=lambda _, length, token: None if length == at + 1 else 1)
+    lab.add("A", 2, 30)
+    lab.run()
+    assert lab.tokens["A"] == [1] * (at - 1)
+    assert lab.ends["A"].finish_reason == "error"
+
+
+def test_tokens_are_drawn_again_after_a_preemption() -> None:
+    lab = Lab(max_bs=2, shape=EVERY_THREE)
     params = SamplingParams(max_tokens=20, temperature=1, seed=3)
     lab.engine.add("A", [1, 2, 3], params)
     lab.add("B", 3, 3)
-    for _ in range(2):
-        lab.step()
+    lab.step()
     (request,) = [request for request in lab.pool if request.request_id == "A"]
-    assert request.num_pending == 1, "it keeps a token on the device"
+    assert request.num_pending == 1, "it has a token on the device"
     lab.pool.preempt(request)
     lab.run()
     assert lab.tokens["A"] == lab.expected([1, 2, 3], params)
-
-
-def test_steps_end_when_pages_run_out() -> None:
-    """Ten pages of two tokens. After 9 and 8 tokens, two more steps of both would take eleven pages."""
-    lab = Lab(max_bs=2, page_size=2, max_model_len=20, shape=STEPPED._replace(num_pages=10))
-    lab.add("A", 3, 17)
-    lab.add("B", 2, 17)
-    lab.run()
-    assert lab.batches[:5] == ["A3 B2", "4x A1 B1", "2x A1 B1", "1x A1~ B1~", "A1"]

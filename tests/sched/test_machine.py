@@ -18,30 +18,28 @@ class Machine(RuleBasedStateMachine):
         max_bs=st.integers(1, 4),
         page_size=st.integers(1, 5),
         budget=st.integers(4, 20),
-        depth=st.integers(1, 2),
+        num_ahead=st.integers(0, 3),
         watermark=st.integers(0, 2),
         spare=st.integers(0, 15),
-        intervals=st.sampled_from([None, (1, 2), (2, 3)]),
     )
     def start(
         self,
         max_bs: int,
         page_size: int,
         budget: int,
-        depth: int,
+        num_ahead: int,
         watermark: int,
         spare: int,
-        intervals: tuple[int, int] | None,
     ) -> None:
         pages = -(-(30 + spare) // page_size)
         self.lab = Lab(
             max_bs=max_bs, page_size=page_size, max_model_len=30, eos=[EOS],
             shape=Shape(
                 budget=budget,
-                depth=1 if intervals else depth,
+                depth=1 + num_ahead,
                 watermark=watermark,
                 num_pages=pages,
-                intervals=intervals,
+                check_in_interval=max(1, num_ahead),
             ),
         )  # fmt: skip
         self.wanted: dict[str, tuple[list[int], SamplingParams]] = {}

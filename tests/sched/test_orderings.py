@@ -149,7 +149,7 @@ SHAPES = st.builds(
     num_pages=st.integers(26, 60),  # of one slot at least, so that the longest request fits alone
     reuses_prefixes=st.booleans(),
     ordering=st.just(FirstComeFirstServed),
-    intervals=st.none(),  # they need a depth of 1; `builds` may draw fields that have a default
+    check_in_interval=st.just(1),  # `builds` may draw fields that have a default
 )
 SIZES = {"max_bs": st.integers(1, 5), "page_size": st.integers(1, 4), "shape": SHAPES}
 

@@ -209,7 +209,7 @@ def test_plan_of_a_chunked_prompt() -> None:
         (5, [7], True),
     ]
     assert [(m.num_old_pages, len(m.new_pages)) for m in plans] == [(0, 1), (1, 1), (2, 0)]
-    sampling = RowSampling(request.params, 5, num_prompt=5, stop_ids=(EOS,))
+    sampling = RowSampling(request.params, 5, num_prompt=5)
     assert [m.sampling for m in plans] == [sampling, None, None], "sent once"
 
 
@@ -266,7 +266,7 @@ def test_plan_of_a_request_with_everything() -> None:
     }
     request = add(pool, temperature=0.5, **fields)
     sampling = make_plan(0, Selection([Choice(request, 3)]), pool, now=2.0).members[0].sampling
-    assert sampling == RowSampling(request.params, 5, num_prompt=3, stop_ids=(EOS,))
+    assert sampling == RowSampling(request.params, 5, num_prompt=3)
     assert {name: getattr(request.params, name) for name in fields} == fields
     assert sampling is not None and sampling.params.has_extras
 

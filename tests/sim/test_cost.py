@@ -36,14 +36,6 @@ def test_another_engine_on_the_same_stage() -> None:
     assert slow.stages(work, 1) == [2 * 18 + 3], "the control plane does not belong to the engine's kernels"
 
 
-def test_steps_of_one_dispatch() -> None:
-    """Contexts of 5 and 10 tokens, then 6 and 11, then 7 and 12."""
-    many = work_of(INCREMENTS, 2).repeated(3)
-    assert (many.steps, many.launches, many.increments, many.draws) == (3, 3, 6, 6)
-    assert many.context == 5 + 10 + 6 + 11 + 7 + 12
-    assert LinearCost(1.0, 0.0, 0.1).stages(many, 1) == [pytest.approx(3 + 0.1 * many.context)]
-
-
 def test_padding_and_launches() -> None:
     work = work_of([(0, 11, False)]).padded((4, 8))
     assert (work.launches, work.padding) == (2, 1), "8 tokens, and 3 in a bucket of 4"

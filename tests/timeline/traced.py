@@ -30,7 +30,7 @@ class TracedLab(Lab):
             enable_prefix_caching=shape is not None and shape.reuses_prefixes,
             n_workers=1 if shape else self.scheduler.n_workers,
             n_slots=self.kv.n_slots,
-            check_in_intervals=shape.intervals if shape else None,
+            check_in_interval=shape.check_in_interval if shape else 1,
             speculative_config=speculative,
         )
         cache = CacheConfig(self.kv.num_pages, self.kv.page_size, "float32")

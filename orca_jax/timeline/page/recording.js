@@ -222,9 +222,8 @@ class RecordingView {
     const of = Object.fromEntries(Object.entries(this.recording.iterations).map(([name, values]) => [name, values[column]]));
     const queue = `${of.running} running, ${of.waiting} waiting${of.held ? ` (the first one for ${of.held})` : ""}`;
     const times = `device ${milliseconds(of.device / 1e6)}, host ${milliseconds(of.host / 1e6)}`;
-    const many = of.steps > 1 ? `, ${of.steps} times in one dispatch` : "";
     return (
-      `Iteration ${of.number} at ${this.recording.begins[column].toFixed(3)} s: ${counted(of.tokens, "token")}${many}, ` +
+      `Iteration ${of.number} at ${this.recording.begins[column].toFixed(3)} s: ${counted(of.tokens, "token")}, ` +
       `${of.padding} of padding, ${counted(of.launches, "launch", "launches")}; ${queue}; ` +
       `${counted(of.free, "page")} free; ${times}.`
     );
