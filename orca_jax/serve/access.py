@@ -19,6 +19,7 @@ from orca_jax.errors import ConfigError, reason_of
 from orca_jax.openai.errors import RETRY_SECONDS, ApiError
 from orca_jax.serve.events import WEIGHT_VERSION
 from orca_jax.serve.handlers import IGNORED_FIELDS
+from orca_jax.serve.request_context import HostCheck
 from orca_jax.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/live", "/health"})  # for probes of load balancers without keys
@@ -26,8 +27,6 @@ KEY_HEADERS = ("x-api-key", "api-key")  # of Anthropic's and of Azure's clients
 OPEN_METHODS = frozenset({"GET", "HEAD"})
 _KEY_HEADERS = frozenset(name.encode() for name in KEY_HEADERS)
 _KEY = re.compile(r"[!-~]+")  # characters that a header carries unchanged
-_HOST = re.compile(r"(?P<name>\[[^\[\]/@]+\]|[^\[\]/@:]+)(?::\d*)?")  # of the header Host: a name, maybe with a port
-_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_HOST.pattern}", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -104,53 +103,6 @@ class Access:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, "sha256")
-
-
-class HostCheck:
-    """ASGI middleware against DNS rebinding: refuses calls to other names of this machine than `names`.
-
-    A web page whose name is changed to the address of this machine is of the same origin as the server for the browser.
-    It could call a server without keys and read the answers. The browser still sends the name in `Host` and `Origin`.
-
-    IP addresses and `localhost` are always allowed, since no DNS server decides about them. Case, ports and a dot at
-    the end do not count. A call without `Host` (HTTP/1.0) passes, since browsers always send one.
-
-    Args:
-        app: the application behind it.
-        names: host names, allowed in `Host` and `Origin`.
-        origins: allowed values of `Origin` with any host; `*` allows all.
-    """
-
-    def __init__(self, app: ASGIApp, names: Collection[str], origins: Collection[str] = ()) -> None:
-        self._app = app
-        self._names = {_plain(name) for name in (*names, "localhost")}
-        self._origins = frozenset(origins)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (self._app if refusal is None else refusal.response())(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        for key, value in scope["headers"]:
-            text = value.decode("latin-1").strip()
-            match key.lower():
-                case b"host" if not self._allows(_HOST, text):
-                    remedy = "add its host name to --allowed-hosts"
-                case b"origin" if not (self._origins & {"*", text} or self._allows(_ORIGIN, text)):
-                    remedy = "add its host name to --allowed-hosts, or the whole origin to --allowed-origins"
-                case _:
-                    continue
-            name = key.decode("latin-1").title()
-            message = f"this server allows no calls with the {name} {text[:200]!r}; call it by IP address, or {remedy}"
-            return ApiError(403, message, code="host_not_allowed")
-        return None
-
-    def _allows(self, pattern: re.Pattern[str], text: str) -> bool:
-        found = pattern.fullmatch(text)
-        if found is None:
-            return False
-        name = _plain(found["name"])
-        return name in self._names or _is_address(name)
 
 
 class CallLimit:
@@ -234,18 +186,6 @@ def _is_on_loopback(host: str) -> bool:
     except OSError:  # a replica may run on another machine than the listener
         return False
     return ip_address(found[0][4][0]).is_loopback
-
-
-def _plain(name: str) -> str:
-    return name.strip("[]").lower().removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _refuse(message: str) -> ApiError:

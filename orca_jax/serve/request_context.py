@@ -1,9 +1,11 @@
-"""Middleware around every HTTP call: the request id, metrics, a log line, and an answer after a crash."""
+"""Middleware around every HTTP call: request id, metrics, a log line, an answer after a crash, names of the server."""
 
 import logging
 import re
 import time
 import uuid
+from collections.abc import Collection
+from ipaddress import ip_address
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +19,8 @@ PROBES = frozenset({"/live", "/ready", "/health", "/metrics"})  # called every f
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # browsers take answers as the type that they have
 HUNG_UP = 499  # nginx's status for a client that hung up before the answer
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_HOST = re.compile(r"(?P<name>\[[^\[\]/@]+\]|[^\[\]/@:]+)(?::\d*)?")  # of the header Host: a name, maybe with a port
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_HOST.pattern}", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,53 @@ class RequestContext:
             self._observer.continued_trace(scope["headers"]),
         ):
             await _HttpExchange(self._observer, scope, send, request_id).run(self._app, receive)
+
+
+class HostCheck:
+    """ASGI middleware against DNS rebinding: refuses calls to other names of this machine than `names`.
+
+    A web page whose name is changed to the address of this machine is of the same origin as the server for the browser.
+    It could call a server without keys and read the answers. The browser still sends the name in `Host` and `Origin`.
+
+    IP addresses and `localhost` are always allowed, since no DNS server decides about them. Case, ports and a dot at
+    the end do not count. A call without `Host` (HTTP/1.0) passes, since browsers always send one.
+
+    Args:
+        app: the application behind it.
+        names: host names, allowed in `Host` and `Origin`.
+        origins: allowed values of `Origin` with any host; `*` allows all.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str], origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._names = {_plain(name) for name in (*names, "localhost")}
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (self._app if refusal is None else refusal.response())(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        for key, value in scope["headers"]:
+            text = value.decode("latin-1").strip()
+            match key.lower():
+                case b"host" if not self._allows(_HOST, text):
+                    remedy = "add its host name to --allowed-hosts"
+                case b"origin" if not (self._origins & {"*", text} or self._allows(_ORIGIN, text)):
+                    remedy = "add its host name to --allowed-hosts, or the whole origin to --allowed-origins"
+                case _:
+                    continue
+            name = key.decode("latin-1").title()
+            message = f"this server allows no calls with the {name} {text[:200]!r}; call it by IP address, or {remedy}"
+            return ApiError(403, message, code="host_not_allowed")
+        return None
+
+    def _allows(self, pattern: re.Pattern[str], text: str) -> bool:
+        found = pattern.fullmatch(text)
+        if found is None:
+            return False
+        name = _plain(found["name"])
+        return name in self._names or _is_address(name)
 
 
 class WithoutLastSlash:
@@ -110,3 +161,15 @@ def _request_id(scope: Scope) -> str:
     if len(sent) == 1 and _CLIENT_ID.fullmatch(sent[0]):
         return str(sent[0], "ascii")
     return f"req_{uuid.uuid4().hex}"
+
+
+def _plain(name: str) -> str:
+    return name.strip("[]").lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
