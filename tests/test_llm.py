@@ -29,6 +29,7 @@ def llm() -> Iterator[LLM]:
     with LLM(model=TOY, max_num_seqs=4, max_model_len=4096, page_size=16) as made:
         free_pages = made.engine.stats.free_pages
         yield made
+        made.generate([], use_tqdm=False)  # a turn, which aborts dropped requests
         made.engine.pool.check_integrity()
         stats = made.engine.stats
         assert (stats.running, stats.waiting, stats.in_flight, stats.free_pages) == (0, 0, 0, free_pages)
@@ -111,9 +112,11 @@ def test_abandoned_streams_end(llm: LLM) -> None:
     for output in llm.stream(["a", "b", "c", "d", "e", "f"], [params_of(2), *[params_of(3000)] * 5]):
         assert output.prompt == "a"
         break
-    assert not llm.engine.has_work, "dropped in the middle"
+    assert len(llm.engine.pool) == 5, "dropped in the middle: noted"
     llm.stream(["a", "b"], params_of(3000))
-    assert not llm.engine.has_work, "dropped before its first output"
+    assert len(llm.engine.pool) == 2, "dropped before its first output; the turn that added it has aborted the others"
+    llm.generate([], use_tqdm=False)
+    assert not llm.engine.has_work
 
 
 def test_interleaved_calls_keep_their_outputs(llm: LLM) -> None:
@@ -334,7 +337,8 @@ def test_pieces_that_others_have_made_come_too(llm: LLM) -> None:
 
 def test_text_after_the_iterator_is_dropped_is_not_generated(llm: LLM) -> None:
     llm.stream_text("abc", params_of(50))
-    assert not llm.engine.has_work
+    llm.generate([], use_tqdm=False)
+    assert llm.engine.stats.iterations == 0 and not llm.engine.has_work
     with pytest.raises(RequestError, match=r"prompts\[0\]"):
         llm.stream_text(3, params_of(5))  # type: ignore[arg-type]
 

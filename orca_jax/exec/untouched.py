@@ -113,7 +113,8 @@ class Populating:
     def stop(self) -> None:
         """Stop before the arrays are freed."""
         self._stopped.set()
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # which may collect the garbage that this belongs to
+            self._thread.join()
 
     def _run(self) -> None:
         if sys.platform != "linux":

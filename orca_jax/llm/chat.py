@@ -1,5 +1,6 @@
 """Conversations of `LLM.chat`, rendered by the chat template of the model."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ class Conversations:
 
     def __init__(self, source: str) -> None:
         self._source = source
+        self._lock = threading.Lock()  # two threads start no process twice
         self._templates: dict[str | None, ChatTemplate] = {}  # by the file that replaces the model's template
 
     def render(self, messages: Conversation, *, template_file: str | None, **options: Any) -> str:
@@ -33,13 +35,13 @@ class Conversations:
             ConfigError: the template is wrong; `param` is "chat_template".
             RequestError: the model has no template, a message is wrong, or the template rejects the conversation.
         """
-        if template_file not in self._templates:
-            found = load_chat_template(self._source, template_file)
-            if found is None:
+        with self._lock:
+            template = self._templates.get(template_file) or load_chat_template(self._source, template_file)
+            if template is None:
                 message = "this model has no chat template: give chat_template a file with one, or use generate"
                 raise RequestError(message, param="chat_template")
-            self._templates[template_file] = found
-        return self._templates[template_file].render([_plain(message) for message in messages], **options)
+            self._templates[template_file] = template
+        return template.render([_plain(message) for message in messages], **options)
 
     def close(self) -> None:
         """End the processes of the templates."""

@@ -1,39 +1,50 @@
 """The adapters of an `LLM`: loaded at the first use of a name."""
 
+import threading
 from collections.abc import Sequence
 
 from orca_jax.build.engine import Built
 from orca_jax.errors import RequestError
 from orca_jax.llm.arguments import Loras, check_same_adapter, lora_for_each
+from orca_jax.llm.turns import Turns
 from orca_jax.request import LoRARequest
 
 
 class LoadedAdapters:
-    """Loads adapters into an engine, and remembers their paths.
+    """Loads adapters into an engine, and remembers their paths. An adapter is read beside the engine's turns.
 
     Args:
         built: the engine and the reader of adapters.
+        turns: of the engine.
     """
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: Built, turns: Turns) -> None:
         self._built = built
+        self._turns = turns
+        self._lock = threading.Lock()
         self._paths = dict(built.timeline_header.config.lora_paths)
 
     def names(self, requests: Loras, count: int) -> Sequence[str | None]:
         """The name of the adapter of each of `count` prompts; None for the model itself. Raises RequestError."""
-        return [None if one is None else self._name(one) for one in lora_for_each(requests, count)]
+        each = lora_for_each(requests, count)
+        with self._lock:
+            return [None if one is None else self._name(one) for one in each]
 
     def unload(self, name: str) -> None:
         """Forget an adapter. Raises RequestError."""
-        self._built.engine.remove_adapter(name)
-        self._paths.pop(name, None)
+        with self._lock:
+            with self._turns.turn():
+                self._built.engine.remove_adapter(name)
+            self._paths.pop(name, None)
 
     def _name(self, request: LoRARequest) -> str:
         name, read = request.lora_name, self._built.read_adapter
         if read is None:
             raise RequestError("lora_request needs an LLM created with enable_lora=True", param="lora_request")
         if name not in self._paths:
-            read(name, request.lora_path).add_to(self._built.engine)
+            found = read(name, request.lora_path)
+            with self._turns.turn():
+                found.add_to(self._built.engine)
             self._paths[name] = request.lora_path
         check_same_adapter(request, self._paths[name])
         return name

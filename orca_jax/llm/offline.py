@@ -1,14 +1,14 @@
 """`LLM`: the engine in this process, for scripts and notebooks, with the interface of vLLM."""
 
 import itertools
-import logging
+import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from orca_jax import progress
-from orca_jax.build.engine import build_engine
+from orca_jax.build.engine import Built, build_engine
 from orca_jax.engine import Engine
-from orca_jax.errors import EngineError, RequestError
+from orca_jax.errors import RequestError
 from orca_jax.llm.arguments import (
     Loras,
     PlainPrompt,
@@ -25,20 +25,31 @@ from orca_jax.llm.arguments import (
 )
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.embed import EmbeddingRequestOutput, embedded
-from orca_jax.llm.interrupts import interrupt_later
 from orca_jax.llm.loras import LoadedAdapters
-from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt, text_pieces
-from orca_jax.request import Pooling, RequestOutput, RequestUpdate, SamplingParams, Urgency, of_candidate
+from orca_jax.llm.open_requests import OfflineCall, OpenPrompt, text_pieces
+from orca_jax.llm.turns import Turns
+from orca_jax.request import Constraint, Pooling, RequestOutput, SamplingParams, Urgency, of_candidate
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
+
+class _Prepared(NamedTuple):
+    """A prompt that was checked, with what the engine needs."""
+
+    prompt: PlainPrompt
+    params: SamplingParams  # of the user
+    ids: list[int]
+    in_ids: SamplingParams  # of the engine
+    constraints: Sequence[Constraint | None]  # of each candidate
 
 
 class LLM:
-    """An engine in this process that generates text. It is not thread-safe.
+    """An engine in this process that generates text. Dropping it frees the memory of the device, as `close` does.
+
+    Any thread may call any method. Threads take turns at the engine, one iteration each, and an iteration serves the
+    requests of all of them. An iterator belongs to one thread at a time.
 
     Example:
         llm = LLM(model="demo", max_num_seqs=32)
@@ -64,13 +75,12 @@ class LLM:
         self.timeline_header = built.timeline_header  # for `orca_jax.timeline.record`
         self._grammars: GrammarFactory = built.grammars
         self._threads = EncodingThreads()
-        self._loras = LoadedAdapters(built)
+        self._turns = Turns(built.engine)
+        self._loras = LoadedAdapters(built, self._turns)
         self._conversations = Conversations(built.directory)
         self._numbers = itertools.count()
-        self._open: dict[str, OpenCandidate] = {}
-        self._abandoned: list[str] = []
-        self._stepping = False
-        self._unusable: str | None = None  # the reason
+        self._free = weakref.finalize(self, _free, built, self._conversations)
+        self._free.atexit = False  # the system frees the memory, and JAX may have ended before
 
     def generate(
         self,
@@ -127,7 +137,7 @@ class LLM:
             ConfigError: the chat template is wrong.
             RequestError: a message or a parameter is wrong; `param` names it. No conversation was answered.
         """
-        self._check_usable()
+        self._turns.check_usable()
         texts = [
             self._conversations.render(
                 conversation,
@@ -158,12 +168,11 @@ class LLM:
         `pooling` is "last" for the vector of the last token, or "mean" for the mean over all tokens; `normalize` scales
         it to a length of one. The other arguments and errors are as in `generate`. Raises EngineError for NaN.
         """
-        call, ids = self._add(as_list(prompts), SamplingParams(max_tokens=1, pooling=pooling), priority, pools=True)
-        candidates = [self._open[request_id] for request_id in ids]
-        with progress.bar(total=len(ids), desc="Embedding", unit="req", disable=not use_tqdm) as bar:
+        call, added = self._add(as_list(prompts), SamplingParams(max_tokens=1, pooling=pooling), priority, pools=True)
+        with progress.bar(total=len(added), desc="Embedding", unit="req", disable=not use_tqdm) as bar:
             for _ in self._drain(call):
                 bar.update()
-        return [embedded(candidate, normalize) for candidate in candidates]
+        return [embedded(prompt.candidates[0], normalize) for prompt in added]
 
     def _run(
         self,
@@ -176,16 +185,16 @@ class LLM:
         has_special_tokens: bool = False,
     ) -> list[RequestOutput]:
         """Run all prompts with a progress bar. The arguments are those of `generate` and `_add`."""
-        call, ids = self._add(prompts, sampling_params, priority, has_special_tokens, lora_request)
+        call, added = self._add(prompts, sampling_params, priority, has_special_tokens, lora_request)
         outputs, num_tokens = dict[str, RequestOutput](), 0
         options = {"desc": "Generating", "unit": "req", "disable": not use_tqdm, "dynamic_ncols": True}
-        with progress.bar(total=len(ids), **options) as bar:
+        with progress.bar(total=len(added), **options) as bar:
             for output in self._drain(call):
                 outputs[output.request_id] = output
                 num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                 bar.set_postfix_str(f"{num_tokens} tokens", refresh=False)
                 bar.update()
-        return [outputs[request_id] for request_id in ids]
+        return [outputs[prompt.request_id] for prompt in added]
 
     def stream(
         self,
@@ -197,8 +206,8 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Yield each output as soon as its request ends.
 
-        The engine runs only during calls of `next`. Closing or dropping the iterator aborts the remaining requests.
-        Arguments and errors are as in `generate`.
+        The engine runs only during calls of `next`, and of other methods. Closing or dropping the iterator aborts the
+        remaining requests, at the next turn of the engine. Arguments and errors are as in `generate`.
         """
         return self._drain(self._add(as_list(prompts), sampling_params, priority, lora_request=lora_request)[0])
 
@@ -223,8 +232,9 @@ class LLM:
     ) -> Iterator[str]:
         if params is not None and params.n > 1:
             raise RequestError(f"n must be 1 for a stream of text, got {params.n}; use generate", param="n")
-        call, (request_id,) = self._add([prompt], params, None, has_special_tokens)
-        return text_pieces(call, self._open[request_id], self._turn, lambda: self._abandon([request_id]))
+        call, (added,) = self._add([prompt], params, None, has_special_tokens)
+        turns, ids = self._turns, tuple(call.candidates)
+        return text_pieces(call, added.candidates[0], turns.step, lambda: turns.drop(ids))
 
     def update_params(self, params: Any, version: int | None = None, *, abort_all_requests: bool = False) -> int:
         """Replace the weights without compiling anything, and return their version, which outputs carry.
@@ -240,25 +250,14 @@ class LLM:
         Raises:
             ConfigError: the weights cannot be replaced, or a CheckpointError with all problems; they are unchanged.
         """
-        self._check_usable()
+        self._turns.check_usable()
         check_version(version)
         put = self._built.prepare_update(params)
-        for request_id in self._open if abort_all_requests else ():
-            self.engine.abort(request_id)
-        while self.engine.has_work:
-            self._step()
-        try:
-            return self.engine.update_weights(lambda: put(lambda: None), version)
-        except BaseException as error:
-            self._unusable = f"an update of the weights failed with {type(error).__name__}: {error}"
-            raise
+        return self._turns.update_weights(lambda: put(lambda: None), version, aborts=abort_all_requests)
 
     def close(self) -> None:
         """Free the memory of the device. The LLM cannot be used afterwards."""
-        if self._unusable != "it was closed":
-            self._unusable = "it was closed"
-            self._conversations.close()
-            self._built.close()
+        self._turns.close(self._free)
 
     def __enter__(self) -> Self:
         return self
@@ -275,54 +274,54 @@ class LLM:
         lora_request: Loras = None,
         *,
         pools: bool = False,
-    ) -> tuple[OfflineCall, list[str]]:
-        """Add all prompts to the engine, or none of them. Return the ids of the prompts.
+    ) -> tuple[OfflineCall, list[OpenPrompt]]:
+        """Add all prompts to the engine in one turn, or none of them.
 
         `has_special_tokens` is True for texts of a chat template, which has them. `pools` is True for embeddings.
         """
-        self._check_usable()
-        self._reap()
+        self._turns.check_usable()
         params = one_for_each(sampling_params, len(prompts))
         check_pooling(params, pools=pools)
         urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
         adapters = self._loras.names(lora_request, len(prompts))
-        call = OfflineCall(weight_version=self.engine.weight_version)
-        ids: list[str] = []
+        prepared: list[_Prepared] = []
+        for index, given in enumerate(prompts):
+            with naming(index):
+                prepared.append(self._prepare(given, params[index], has_special_tokens))
+        call, added = OfflineCall(), list[OpenPrompt]()
         try:
-            for index, given in enumerate(prompts):
-                with naming(index):
-                    prompt = plain_prompt(given)
-                    sizes = self.tokenizer, self.max_model_len
-                    encoded = encode_prompt(prompt, params[index], *sizes, self._threads, has_special_tokens)
-                    of = params[index], encoded, urgency[index], adapters[index]
-                    ids.append(self._add_one(call, prompt, *of))
-        except BaseException:
-            self._abandon(call.candidates)
+            with self._turns.turn():
+                call.weight_version = self.engine.weight_version
+                for index, one in enumerate(prepared):
+                    with naming(index):
+                        added.append(self._add_one(call, one, urgency[index], adapters[index]))
+        except BaseException:  # also Ctrl-C, at the end of the turn
+            self._turns.drop(call.candidates)
             raise
-        return call, ids
+        return call, added
 
-    def _add_one(
-        self,
-        call: OfflineCall,
-        prompt: PlainPrompt,
-        params: SamplingParams,
-        encoded: tuple[list[int], SamplingParams],
-        urgency: Urgency,
-        adapter: str | None,
-    ) -> str:
-        """Add the candidates of one prompt. Return its id."""
-        ids, in_ids = encoded
+    def _prepare(self, given: PromptInput, params: SamplingParams, has_special_tokens: bool) -> _Prepared:
+        """Check and encode a prompt, and compile its grammar, beside the turns of other threads."""
+        prompt = plain_prompt(given)
+        sizes = self.tokenizer, self.max_model_len
+        ids, in_ids = encode_prompt(prompt, params, *sizes, self._threads, has_special_tokens)
+        structured, compiler = params.structured, self._grammars.compile
+        constraints = [None if structured is None else compiler(structured) for _ in range(params.n)]
+        return _Prepared(prompt, params, ids, in_ids, constraints)
+
+    def _add_one(self, call: OfflineCall, one: _Prepared, urgency: Urgency, adapter: str | None) -> OpenPrompt:
+        """Add the candidates of one prompt, in a turn."""
+        prompt, params, ids, in_ids, constraints = one
         request_id = str(next(self._numbers))
         of = OpenPrompt(request_id, call, prompt if isinstance(prompt, str) else None, tuple(ids))
-        for index in range(params.n):
+        for index, constraint in enumerate(constraints):
             candidate_id = f"{request_id}.{index}" if index else request_id
-            constraint = None if params.structured is None else self._grammars.compile(params.structured)
             self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency, adapter)
             stream = OutputStream.for_params(self.tokenizer, params)
-            self._open[candidate_id] = of.add(stream, params.logprobs is not None)
+            self._turns.open[candidate_id] = of.add(stream, params.logprobs is not None)
             call.candidates.append(candidate_id)
         call.num_open += 1
-        return request_id
+        return of
 
     def _drain(self, call: OfflineCall) -> Iterator[RequestOutput]:
         """Yield the outputs of a call. The generator is started at once: dropping it unused aborts the requests too."""
@@ -330,69 +329,21 @@ class LLM:
         def outputs() -> Generator[RequestOutput | None]:
             try:
                 yield None
-                while call.done or call.num_open:
+                while call.num_open or call.done:  # in this order: another thread's turn may end the call meanwhile
                     if not call.done:
-                        self._turn()
+                        self._turns.step()
                         continue
                     yield call.done.popleft()
             finally:
-                self._abandon([candidate for candidate in call.candidates if candidate in self._open])
+                if call.num_open:
+                    self._turns.drop(call.candidates)
 
         generator = outputs()
         next(generator)
         return cast(Iterator[RequestOutput], generator)  # only the first value is None
 
-    def _turn(self) -> None:
-        self._check_usable()
-        self._step()
 
-    def _step(self) -> None:
-        """Run one iteration; its updates may belong to any open call."""
-        with interrupt_later():
-            self._step_whole()
-        self._reap()
-
-    def _step_whole(self) -> None:
-        self._stepping = True
-        try:
-            for update in self.engine.step():
-                self._take(update)
-        except BaseException as error:
-            # The iteration is incomplete, so the scheduler and the device may no longer agree.
-            self._unusable = self._unusable or f"it failed with {type(error).__name__}: {error}"
-            raise
-        finally:
-            self._stepping = False
-
-    def _take(self, update: RequestUpdate) -> None:
-        request = self._open.get(update.request_id)
-        if request is None or not request.take(update):
-            return  # abandoned, or not ended
-        if update.error is not None:
-            logger.warning("request %s failed: %s", update.request_id, update.error)
-        if update.finish_reason is None:  # ended by a stop string, which the engine does not look for
-            self._abandoned.append(update.request_id)
-        else:
-            del self._open[update.request_id]
-        request.finish(update.metrics)
-
-    def _abandon(self, request_ids: Sequence[str]) -> None:
-        """Abort these requests; during a step, after it. The garbage collector may call this at any time."""
-        self._abandoned += request_ids
-        if not self._stepping:
-            self._reap()
-
-    def _reap(self) -> None:
-        """Abort the abandoned requests. If no request is open then, finish the iterations in flight."""
-        if self._unusable is not None:
-            return
-        while self._abandoned:
-            request_id = self._abandoned.pop()
-            if self._open.pop(request_id, None) is not None:
-                self.engine.abort(request_id)
-        while not self._open and self.engine.has_work:
-            self._step()
-
-    def _check_usable(self) -> None:
-        if self._unusable is not None:
-            raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
+def _free(built: Built, conversations: Conversations) -> None:
+    """Free what an `LLM` holds. It must not refer to the `LLM`."""
+    conversations.close()
+    built.close()

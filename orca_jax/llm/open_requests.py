@@ -84,8 +84,8 @@ class OpenCandidate:
         self.metrics = metrics
         self.of.num_open -= 1
         if not self.of.num_open:
+            self.of.call.done.append(self.of.output())  # before the count: readers in other threads look at it first
             self.of.call.num_open -= 1
-            self.of.call.done.append(self.of.output())
 
     def completion(self) -> CompletionOutput:
         """Return the text so far, without the tokens after a stop string."""
@@ -112,7 +112,7 @@ def text_pieces(
         call: of this candidate alone.
         candidate: is being generated.
         turn: runs an iteration.
-        end: aborts the candidate if it is open.
+        end: drops the candidate if it is open.
     """
 
     def pieces() -> Generator[str]:

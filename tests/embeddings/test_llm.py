@@ -82,7 +82,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StepPlan]]:
 def test_embeddings_and_texts_share_iterations(plans: list[StepPlan]) -> None:
     with toy(max_num_batched_tokens=16) as llm:
         texts = llm.stream([5, 6], SamplingParams(max_tokens=30, temperature=0, ignore_eos=True))
-        llm._step()
+        llm._turns.step()
         llm.embed(PROMPTS[:3], "mean", use_tqdm=False)
         list(texts)
     mixed = [plan for plan in plans if {member.pools is not None for member in plan.members} == {True, False}]

@@ -29,7 +29,7 @@ def assert_equal(llm: LLM, name: str) -> None:
     greedy = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     for pooling in ("last", "mean"):
         texts = llm.stream(prompts, greedy)
-        llm._step()
+        llm._turns.step()
         outputs = llm.embed(prompts, pooling, normalize=False, use_tqdm=False)  # type: ignore[arg-type]
         for number, output in enumerate(outputs):
             theirs = EXPECTED[f"{name}/{pooling}_{number}"]

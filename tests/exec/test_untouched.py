@@ -114,3 +114,23 @@ def test_without_the_call_there_are_zeros(monkeypatch: pytest.MonkeyPatch, caplo
         array = untouched(jax.ShapeDtypeStruct((4, 8, 16), jnp.float32), sharding_over(2))
     assert not array.any() and array.sharding.is_equivalent_to(sharding_over(2), 3)
     assert "takes all its memory at once" in caplog.text
+
+
+@pytest.mark.skipif(not can_populate(), reason="needs Linux 5.14")
+def test_it_can_be_stopped_in_its_own_thread() -> None:
+    """The garbage collector may free an engine there."""
+    array, made = untouched(SHAPE, sharding_over(1)), list[Populating]()
+    begun, stopped = threading.Event(), threading.Event()
+
+    def is_idle() -> bool:
+        begun.wait(20)
+        made[0].stop()
+        stopped.set()
+        return True
+
+    made.append(Populating([array], is_idle))
+    begun.set()
+    assert stopped.wait(20)
+    made[0].stop()
+    assert not made[0]._thread.is_alive()
+    array.delete()

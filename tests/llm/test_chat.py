@@ -138,4 +138,5 @@ def test_dropping_a_stream_aborts_all_candidates(llm: LLM) -> None:
     outputs = llm.stream(["a", "b"], SamplingParams(max_tokens=1000, n=2, ignore_eos=True))
     assert llm.engine.has_work
     del outputs
+    llm.generate([], use_tqdm=False)  # the next turn
     assert not llm.engine.has_work

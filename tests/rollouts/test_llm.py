@@ -94,7 +94,7 @@ def test_a_hundred_updates_under_load(parallel: dict[str, int], program_cache: s
 def test_open_requests_can_be_aborted_and_quantised_weights_are_kept(program_cache: str) -> None:
     with small(program_cache) as llm:
         stream = llm.stream(PROMPTS, SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
-        llm._step()
+        llm._turns.step()
         assert llm.update_params(tree(0), 7, abort_all_requests=True) == 7
         outputs = list(stream)
         assert [(output.weight_version, output.outputs[0].finish_reason) for output in outputs] == [(0, "abort")] * 3

@@ -1,0 +1,159 @@
+"""The turns of an `LLM`: threads use its engine one after another, and each thread's turns advance the calls of all."""
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from orca_jax.engine import Engine
+from orca_jax.errors import EngineError
+from orca_jax.llm.interrupts import interrupt_later
+from orca_jax.llm.open_requests import OpenCandidate
+from orca_jax.request import RequestUpdate
+
+logger = logging.getLogger(__name__)
+
+
+class FairLock:
+    """A lock that threads get in the order in which they ask. A context manager.
+
+    A thread that runs iterations asks again at once. With `threading.Lock` it would often keep the others out, although
+    its iterations have ended their requests.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()  # held for a few operations
+        self._places: deque[threading.Lock] = deque()  # of the threads that have asked; the first one has the lock
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        """Wait for the lock. Raises EngineError if this thread has it."""
+        if self._owner == threading.get_ident():
+            raise EngineError(
+                "this LLM was called within its own iteration, as by a handler of a signal; call it later"
+            )
+        place = threading.Lock()
+        place.acquire()
+        with self._mutex:
+            self._places.append(place)
+            if self._places[0] is place:
+                place.release()
+        try:
+            place.acquire()
+        except BaseException:  # a handler of a signal has raised it
+            self._leave(place)
+            raise
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        self._owner = None
+        self._leave(self._places[0])
+
+    def _leave(self, place: threading.Lock) -> None:
+        with self._mutex:
+            is_first = self._places[0] is place
+            self._places.remove(place)
+            if is_first and self._places:
+                self._places[0].release()
+
+
+class Turns:
+    """Runs an engine for several threads. A turn adds requests, runs an iteration, or replaces the weights.
+
+    Args:
+        engine: used in turns only.
+
+    Attributes:
+        open: the candidates that have not ended, by the id of the engine's request.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.open: dict[str, OpenCandidate] = {}
+        self._engine = engine
+        self._lock = FairLock()
+        self._dropped: deque[str] = deque()
+        self._unusable: str | None = None  # the reason
+
+    def check_usable(self) -> None:
+        """Raise EngineError if the engine has failed or was closed."""
+        if self._unusable is not None:
+            raise EngineError(f"this LLM cannot be used any more: {self._unusable}; create a new one")
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Have the engine alone, without an interruption by Ctrl-C. Raises EngineError, as `check_usable` does."""
+        with interrupt_later(), self._lock:
+            self.check_usable()
+            self._abort_dropped()
+            try:
+                yield
+            finally:
+                self._abort_dropped()
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """Abort these requests at the next turn, or at the end of this one.
+
+        It takes no lock and runs nothing: the garbage collector calls it in any thread, in the middle of anything.
+        """
+        self._dropped.extend(request_ids)
+
+    def step(self) -> None:
+        """Run one iteration if there is work; its updates may belong to any open call."""
+        with self.turn():
+            if self._engine.has_work:
+                self._step()
+
+    def update_weights(self, put: Callable[[], None], version: int | None, *, aborts: bool) -> int:
+        """End the open requests, by aborts or by iterations, and replace the weights. Returns their version."""
+        with self.turn():
+            for request_id in self.open if aborts else ():
+                self._engine.abort(request_id)
+            while self._engine.has_work:
+                self._step()
+                self._abort_dropped()
+            with self._failing("an update of the weights failed"):
+                return self._engine.update_weights(put, version)
+
+    def close(self, free: Callable[[], object]) -> None:
+        """Refuse further turns, and call `free`."""
+        with interrupt_later(), self._lock:
+            self._unusable = "it was closed"
+            free()
+
+    def _step(self) -> None:
+        with self._failing("it failed"):  # the scheduler and the device may no longer agree
+            for update in self._engine.step():
+                self._take(update)
+
+    @contextlib.contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Use the engine no more after an error in this block."""
+        try:
+            yield
+        except BaseException as error:
+            self._unusable = self._unusable or f"{what} with {type(error).__name__}: {error}"
+            raise
+
+    def _take(self, update: RequestUpdate) -> None:
+        request = self.open.get(update.request_id)
+        if request is None or not request.take(update):
+            return  # dropped, or not ended
+        if update.error is not None:
+            logger.warning("request %s failed: %s", update.request_id, update.error)
+        if update.finish_reason is None:  # ended by a stop string, which the engine does not look for
+            self._dropped.append(update.request_id)
+        else:
+            del self.open[update.request_id]
+        request.finish(update.metrics)
+
+    def _abort_dropped(self) -> None:
+        """Abort the dropped requests. If no request is open then, finish the iterations in flight."""
+        if self._unusable is not None:
+            return
+        while self._dropped:
+            request_id = self._dropped.popleft()
+            if self.open.pop(request_id, None) is not None:
+                self._engine.abort(request_id)
+        while not self.open and self._engine.has_work:
+            self._step()
