@@ -8,6 +8,8 @@
 // Each page is read once for up to MOST_HEADS query heads, and the next one is fetched meanwhile. A score is a sum over
 // channels in their order. A value has a sum for each lane, of every LANES-th token; they are added up at the end.
 
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "ffi.h"
@@ -17,7 +19,6 @@
 #define MOST_PARTS (LANES / 2)  // vectors of tokens of which the sums stay in registers, for up to two heads
 #define MOST_CHANNELS 256
 #define MOST_TOKENS 1024  // of a page
-#define MASKED -1e30f
 #define LINE 64  // bytes
 
 int orca_jax_most_channels(void) { return MOST_CHANNELS; }
@@ -141,7 +142,8 @@ INLINE void read_values(Work *work, const char *values, int64_t seen, Ahead ahea
   }
 }
 
-// Online softmax: scores of the first `seen` tokens of a page become weights.
+// Online softmax: scores of the first `seen` tokens of a page become weights. The maximum passes over NaN, of which the
+// weights are NaN, and so are the sums of all channels.
 INLINE void weigh(Work *work, int64_t seen, int64_t start, int64_t begin, int64_t end, float soft_cap, Integers lane,
                   const int heads) {
   for (int h = 0; h < heads; h++) {
@@ -152,9 +154,9 @@ INLINE void weigh(Work *work, int64_t seen, int64_t start, int64_t begin, int64_
       if (start + token < begin || token + LANES > seen) {
         const Integers position = lane + (int32_t)(start + token);
         const Integers is_visible = (position >= (int32_t)begin) & (position < (int32_t)end);
-        *scores = either(is_visible, *scores, (Vector){0} + MASKED);
+        *scores = either(is_visible, *scores, (Vector){0} - INFINITY);
       }
-      most = larger(most, *scores);
+      most = larger(*scores, most);
     }
     const float top = largest(most), shrink = exponential((Vector){0} + (work->top[h] - top))[0];
     for (int64_t token = 0; token < seen; token += LANES) {
@@ -227,7 +229,7 @@ INLINE void put_chunks(const Call *call, int64_t num_rows, const int is_bfloat16
 INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t first, const int heads, const int is_bfloat16) {
   Work work;
   work.channels = call->channels, work.page_size = call->page_size;
-  for (int h = 0; h < heads; h++) work.top[h] = MASKED, work.sum[h] = 0;
+  for (int h = 0; h < heads; h++) work.top[h] = -FLT_MAX, work.sum[h] = 0;  // not -inf: -inf - -inf is NaN
   memset(work.values, 0, heads * sizeof work.values[0]);
   Integers lane;
   for (int i = 0; i < LANES; i++) lane[i] = i;

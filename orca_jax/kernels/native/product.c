@@ -192,8 +192,9 @@ static void load_shapes(int64_t rows) { (void)rows; }
 static void release_amx(void) {}
 #endif
 
+// A register of 0 rows is a fault of the processor.
 static int uses_amx(const Product *p) {
-  return may_use_amx && !p->is_table && !p->is_float32 && p->words % AMX_SIDE == 0;
+  return may_use_amx && !p->is_table && !p->is_float32 && p->words % AMX_SIDE == 0 && p->rows > 0;
 }
 
 // ---- blocks of columns, or of rows of a table ----------------------------------------------------------------------

@@ -64,6 +64,7 @@ INLINE Halves to_bfloat16(Vector numbers) {
   return __builtin_convertvector((nearest & is_number) | ((bits >> 16 | 0x40) & ~is_number), Halves);
 }
 
+// The larger ones; b where a or b is not a number, as the instruction has it.
 INLINE Vector larger(Vector a, Vector b) {
 #if LANES == 16
   return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
@@ -82,14 +83,16 @@ INLINE float largest(Vector numbers) {
   return found;
 }
 
-// e^x to the last bits of float32, for x up to 0. Below -87 it is e^-87, about 1e-38.
+// e^x to the last bits of float32, for x up to 0. Below -87 it is 0, and NaN stays NaN.
 INLINE Vector exponential(Vector x) {
   const float to_integer = 12582912;  // 1.5 * 2^23: a number added to it loses its fraction
-  x = larger(x, (Vector){0} - 87.0f);
+  const Integers is_zero = x < -87.0f;
+  x = larger((Vector){0} - 87.0f, x);
   const Vector shifted = x * 1.44269504f + to_integer, power = shifted - to_integer;
   const Vector rest = x - power * 0.693359375f + power * 2.12194440e-4f;  // x - power * ln 2, in two steps
   Vector sum = (Vector){0} + 1.0f / 5040;
   const float terms[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
   for (int i = 0; i < 7; i++) sum = sum * rest + terms[i];
-  return sum * (Vector)((__builtin_convertvector(power, Integers) + 127) << 23);
+  const Vector result = sum * (Vector)((__builtin_convertvector(power, Integers) + 127) << 23);
+  return (Vector)((Integers)result & ~is_zero);
 }

@@ -79,3 +79,22 @@ def test_the_instructions_are_compiled_for_processors_that_have_them(tmp_path: P
     assert product_of_registers in program
     if not library_of().has_amx:
         assert product_of_registers not in compiled(tmp_path / "native.so").read_bytes()
+
+
+@needs_library
+def test_no_rows_configure_no_registers(tmp_path: Path) -> None:
+    """The processor refuses registers of 0 rows, and so does the emulator: it ends the program."""
+    program = tmp_path / "no_rows.c"
+    program.write_text(
+        f'#include "{SOURCE}"\n'
+        "int main(void) {\n"
+        "  const Product product = {.words = 32, .outputs = WIDTH};\n"
+        "  if (!orca_jax_ask_for_amx()) return 2;\n"
+        "  multiply_blocks(&product, 0, 1);\n"
+        "  return 0;\n"
+        "}\n"
+    )
+    options = [option for option in library._OPTIONS if option not in ("-shared", "-fPIC")]
+    command = ["cc", *options, "-include", str(EMULATED), f"-I{jax.ffi.include_dir()}", str(program)]
+    subprocess.run([*command, "-o", str(tmp_path / "no_rows")], check=True, capture_output=True, text=True)
+    assert subprocess.run([str(tmp_path / "no_rows")], check=False).returncode == 0

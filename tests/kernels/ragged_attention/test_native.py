@@ -1,6 +1,11 @@
 """Attention with increments by the library in C, against the oracle."""
 
+import ctypes
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +91,107 @@ def test_scores_of_every_size() -> None:
     steep = arrays._replace(q=40 * arrays.q)
     found = run(steep, case, "native")
     np.testing.assert_allclose(found, run(steep, case, "reference"), rtol=1e-4, atol=1e-5)
+
+
+# Of one KV head: (part, value), which row 0 has in one place. A name with NaN says that heads of row 0 must be NaN.
+ODD = {
+    "NaN in a key": {"key": np.nan},
+    "NaN in the query": {"query": np.nan},
+    "infinity in a key: NaN where the score is positive": {"key": np.inf},
+    "infinity in the query: NaN": {"query": np.inf},
+    "1e38 in a key": {"key": 1e38},
+    "1e38 in the query": {"query": 1e38},
+    "1e38 in both: NaN where the score is positive": {"key": 1e38, "query": 1e38},
+    "1e38 in a value, far below the others": {"value": 1e38, "key": -1e4},
+    "NaN in a value": {"value": np.nan},
+}
+
+
+@pytest.fixture(params=["own", "AVX2"])
+def vectors(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The vectors of attention: those of this processor, or eight lanes."""
+    if request.param == "AVX2":
+        register_avx2(tmp_path_factory.getbasetemp() / "avx2.so")
+        monkeypatch.setattr("orca_jax.kernels.native.increments.INCREMENTS", "test_increments_avx2")
+    return str(request.param)
+
+
+@cache
+def register_avx2(path: Path) -> None:
+    source = Path(library.__file__).with_name("increments.c")
+    command = ["cc", *library._OPTIONS, "-march=haswell", f"-I{jax.ffi.include_dir()}", str(source), "-o", str(path)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    made = ctypes.CDLL(str(path))
+    jax.ffi.register_ffi_target("test_increments_avx2", jax.ffi.pycapsule(made.orca_jax_increments), platform="cpu")
+
+
+@cache
+def program(case: Case, implementation: str, vectors: str) -> Callable[[Arrays], jax.Array]:
+    return jax.jit(lambda a: ragged_attention(*a, **case.options, implementation=implementation))
+
+
+def odd_arrays(case: Case, values: dict[str, float], token: int) -> Arrays:
+    """The arrays of a case, with odd values in KV head 1 of row 0."""
+    arrays = make_arrays(case, seed=1)
+    keys, pooled = (np.array(pool) for pool in (arrays.pages.k, arrays.pages.v))  # type: ignore[union-attr]
+    place = arrays.page_table[0, token // case.page_size], 1, 2, token % case.page_size
+    for part, value in values.items():
+        if part == "query":
+            arrays.q[0, case.num_heads // case.num_kv_heads, 2] = value
+        else:
+            (keys if part == "key" else pooled)[place] = value
+    return arrays._replace(pages=HeadMajorPages(keys, pooled))  # type: ignore[arg-type]
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("page_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("soft_cap", [None, 2.0], ids=["plain", "capped"])
+def test_numbers_that_are_not_finite_are_those_of_the_reference(
+    kind: str, page_dtype: str, soft_cap: float | None, vectors: str
+) -> None:
+    """A request with NaN must fail, so attention must not hide it; other requests and heads are as before."""
+    case = Case("odd", ((1, 70), (1, 33), (1, 64)), 6, 3, 16, 32, soft_cap=soft_cap, page_dtype=page_dtype)  # type: ignore[arg-type]
+    has_nan = False
+    for token in (0, 40, 69):
+        arrays = odd_arrays(case, ODD[kind], token)
+        args = jax.tree.map(jnp.asarray, arrays)
+        found = np.asarray(program(case, "native", vectors)(args))
+        wanted = np.asarray(program(case, "reference", "")(args))
+        rtol = 1e-4 if page_dtype == "float32" else 0.01
+        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=case.tolerance, err_msg=f"token {token}")
+        assert np.isfinite(found[1:]).all() and np.isfinite(found[0, [0, 1, 4, 5]]).all()
+        has_nan |= bool(np.isnan(found).any())
+    if soft_cap is None:
+        assert has_nan == ("NaN" in kind)
+
+
+@needs_library
+@pytest.mark.parametrize("page_dtype", ["float32", "bfloat16"])
+def test_scores_of_every_finite_size(page_dtype: str, vectors: str) -> None:
+    """From -1e38 to 1e38, where a score minus the largest one may overflow. A score of -1e38 alone has weight 1."""
+    pages = np.zeros((2, 1, 16, 16), np.float32)
+    pages[:, 0, 0] = np.resize([-1e38, 1e38, -3e38, 0, 3e38, -1e31], 16)
+    pages[1, 0, 0] = -1e38
+    values = np.arange(2 * 16 * 16, dtype=np.float32).reshape(pages.shape) / 64
+    queries, scale = jnp.zeros((3, 1, 16)).at[:, 0, 0].set(1), 1.0
+    rows = jnp.array([[0, 1], [1, 0], [1, 1]]), jnp.arange(3), jnp.ones(3, jnp.int32), jnp.array([23, 31, 9])
+    arrays = [jnp.asarray(each, page_dtype) for each in (pages, values)]
+    found, wanted = (
+        ragged_attention(queries, HeadMajorPages(*arrays), *rows, scale=scale, implementation=name)
+        for name in ("native", "reference")
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@needs_library
+def test_a_request_without_any_weight_is_not_a_number(vectors: str) -> None:
+    """All scores are -inf: a softmax of nothing."""
+    pages = HeadMajorPages(jnp.full((1, 1, 16, 16), -jnp.inf), jnp.ones((1, 1, 16, 16)))
+    rows = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32), jnp.array([9])
+    assert jnp.isnan(ragged_attention(jnp.ones((1, 1, 16)), pages, *rows, scale=1.0, implementation="native")).all()
 
 
 @needs_library
