@@ -102,6 +102,7 @@ class LeaderBuild:
         """
         from orca_jax.build.devices import claim_shared_devices, devices_each
         from orca_jax.cluster.data_plane import join_data_plane
+        from orca_jax.exec.memory import limit_threads
 
         nnodes = len(self._hellos) + 1
         all_hellos = [self._own, *self._hellos]
@@ -109,6 +110,7 @@ class LeaderBuild:
         cores = min(max(1, hello.cores // sharing[hello.machine]) for hello in all_hellos)
         plane = DataPlane(self._leader.coordinator, devices_each(config, model, cores, nnodes))
         self._leader.welcome(self._hellos, plane)
+        limit_threads(plane.num_cpu_devices)
         join_data_plane(plane, self._leader.config)
         devices = claim_shared_devices(config, model, nnodes)
         reports = self._leader.expect(HostDevices)
@@ -152,11 +154,13 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
     from orca_jax.build.devices import mesh_devices
     from orca_jax.build.executor import place_model, start_executor
     from orca_jax.cluster.data_plane import join_data_plane
+    from orca_jax.exec.memory import limit_threads
 
     def meet() -> None:
         link.send(ExecutorBuilt())
         link.expect(Go)
 
+    limit_threads(welcome.data_plane.num_cpu_devices)
     join_data_plane(welcome.data_plane, link.config)
     link.send(_own_devices(config))
     job = link.expect(Build).job

@@ -24,7 +24,7 @@ def claim_devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]
     import jax
 
     from orca_jax.exec.host import num_processors
-    from orca_jax.exec.memory import claim_memory
+    from orca_jax.exec.memory import claim_memory, limit_threads
     from orca_jax.model.sharding import most_shards
 
     claim_memory(config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION)
@@ -33,6 +33,7 @@ def claim_devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]
     try:
         most = max(cores, (wanted or 1) * stages, jax.config.jax_num_cpu_devices)  # the program may have set more
         jax.config.update("jax_num_cpu_devices", most)
+        limit_threads(most)
     except RuntimeError:  # a backend runs already, so the number of devices is fixed
         cores = min(cores, len(jax.devices("cpu")))
     devices = jax.local_devices()

@@ -1,7 +1,8 @@
-"""The part of an accelerator's memory that this process may use.
+"""The part of an accelerator's memory that this process may use, and the threads of a CPU.
 
 JAX takes three quarters of a GPU at its first use, and reports that part as the device's memory. So the share is set
-before, by JAX's environment variable. A share of the whole card is computed from the reported part.
+before, by JAX's environment variable. A share of the whole card is computed from the reported part. The number of
+threads is set in the same way.
 """
 
 import os
@@ -10,8 +11,10 @@ from collections.abc import Mapping
 import jax
 
 from orca_jax.errors import ConfigError
+from orca_jax.exec.host import num_processors
 
 _VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second name is deprecated
+_THREADS = ("PJRT_NPROC", "NPROC")  # of XLA, which takes the first one that is set
 _DEFAULT = 0.75  # of JAX
 
 
@@ -30,6 +33,19 @@ def claim_memory(utilization: float) -> None:
     """Make JAX take this share of each GPU. Without effect once JAX has started, or if the user has set a share."""
     if not has_jax_started() and not any(os.environ.get(name) for name in _VARIABLES):
         os.environ[_VARIABLES[0]] = str(utilization)
+
+
+def limit_threads(devices: int = 1) -> None:
+    """Make XLA start a thread for each processor in each of its pools, unless the user has set their number.
+
+    XLA counts the processors of the affinity, without the quotas of control groups: with a quota of 2 on 64 processors
+    all 64 threads of a pool would compete for the time of two. Without effect once JAX has started.
+
+    Args:
+        devices: of JAX on this CPU. There is at least a thread for each of them.
+    """
+    if not has_jax_started() and not any(os.environ.get(name) for name in _THREADS):
+        os.environ[_THREADS[0]] = str(max(num_processors(), devices))
 
 
 def usable_bytes(stats: Mapping[str, int] | None, platform: str, utilization: float) -> int:

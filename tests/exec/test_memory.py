@@ -11,7 +11,7 @@ import pytest
 from orca_jax.errors import ConfigError
 from orca_jax.exec import memory
 from orca_jax.exec.cache import free_memory
-from orca_jax.exec.memory import claim_memory, usable_bytes
+from orca_jax.exec.memory import claim_memory, limit_threads, usable_bytes
 
 CARD = 100_000
 NEW, OLD = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -89,3 +89,51 @@ engine.build_engine(EngineConfig("demo", gpu_memory_utilization=0.7, progress=Fa
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "0.7\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "devices", "number"),
+    [({}, 1, "3"), ({}, 8, "8"), ({"PJRT_NPROC": "5"}, 8, "5"), ({"NPROC": "6"}, 8, None)],
+)
+def test_xla_has_threads_for_the_processors(
+    given: dict[str, str], devices: int, number: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr(memory, "has_jax_started", lambda: False)
+    monkeypatch.setattr(memory, "num_processors", lambda: 3)
+    limit_threads(devices)
+    assert os.environ.get("PJRT_NPROC") == number
+
+
+THREADS = """
+import os
+from pathlib import Path
+from orca_jax.build.devices import claim_devices
+from orca_jax.config import EngineConfig
+from orca_jax.exec import host, memory
+from orca_jax.model.describe import read_model_config
+
+host.num_processors = memory.num_processors = lambda: 3  # of a control group
+claim_devices(EngineConfig("preset:gpt2-tiny"), read_model_config("preset:gpt2-tiny", None))
+names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+print(names.count("tf_XLAEigen"), names.count("tf_XLAExecute"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads")
+@pytest.mark.parametrize(("given", "threads"), [({}, "3 3"), ({"PJRT_NPROC": "5"}, "5 5"), ({"NPROC": "7"}, "7 7")])
+def test_the_pools_of_xla_have_these_threads(given: dict[str, str], threads: str) -> None:
+    """By themselves they have one for each processor of the affinity."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("PJRT_NPROC", "NPROC", "XLA_FLAGS")}
+    run = subprocess.run(
+        [sys.executable, "-c", THREADS], env=variables | given, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == threads
+
+
+def test_the_number_of_threads_stays_once_jax_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax.devices()
+    monkeypatch.setattr(os, "environ", {})
+    limit_threads(8)
+    assert not os.environ

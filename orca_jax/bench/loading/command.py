@@ -109,8 +109,10 @@ def measure_load(directory: Path, dtype: DType) -> dict[str, float]:
     from flax import nnx
 
     from orca_jax.build.executor import arrange
+    from orca_jax.exec.memory import limit_threads
     from orca_jax.model.load import prepare_load, tensor_mesh
 
+    limit_threads()
     gc.collect()  # an earlier decoder holds itself
     device = jax.devices()[0]
     before = peak_bytes()

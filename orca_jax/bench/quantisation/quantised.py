@@ -28,6 +28,7 @@ from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import DType, EngineConfig, KVCacheDType, ModelConfig, Quantization, page_dtype
 from orca_jax.errors import ConfigError, system_message
 from orca_jax.exec.cache import page_bytes
+from orca_jax.exec.memory import limit_threads
 from orca_jax.kernels.kv_pages import needs_scales, quantise_tokens
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder, tensor_mesh
@@ -174,6 +175,7 @@ def _quality(
     args: argparse.Namespace, source: str, model: ModelConfig, texts: Sequence[tuple[int, ...]]
 ) -> list[list[np.ndarray]]:
     """The log probabilities of each text, for each row."""
+    limit_threads()
     longest = max(map(len, texts))
     padded = jnp.array([[*ids, *[0] * (longest - len(ids))] for ids in texts], jnp.int32)
     mesh = tensor_mesh(jax.local_devices()[:1])
