@@ -1,5 +1,6 @@
 """Memory and processors of this process: those of the machine, within the limits of its control groups (Linux)."""
 
+import logging
 import os
 from collections.abc import Iterator
 from math import ceil, inf
@@ -7,7 +8,10 @@ from pathlib import Path
 
 from orca_jax.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _ROOT = Path("/")
+_PART_OF_UNKNOWN = 3  # a third of all memory is taken where the free part is not known
 _MEMORY_FILES = {  # version: limits, usage, and a key of memory.stat: the part of the usage that can be given back
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
     1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
@@ -22,7 +26,7 @@ def free_memory(root: Path = _ROOT) -> int:
     the outermost one. `root` replaces the root of the file system in tests.
 
     Raises:
-        ConfigError: the system does not report its memory; `param` is "num_pages".
+        ConfigError: the system reports no memory at all; `param` is "num_pages".
     """
     left = [_left(group, version) for version, group in _groups(root, "memory")]
     return int(min(_available(root), *left, inf))
@@ -43,7 +47,24 @@ def _available(root: Path) -> int:
     for line in lines:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
+    if (free := _memory("SC_AVPHYS_PAGES")) is not None:
+        return free
+    if (physical := _memory("SC_PHYS_PAGES")) is not None:
+        part = physical // _PART_OF_UNKNOWN
+        logger.info(
+            "this system does not report its free memory: %.1f GiB are taken as free, a third of all", part / 2**30
+        )
+        return part
     raise ConfigError("free memory cannot be read on this system; set num_pages", param="num_pages")
+
+
+def _memory(name: str) -> int | None:
+    """Bytes of memory by a name of `sysconf`; None on a system without this name, such as macOS for free memory."""
+    try:
+        pages = os.sysconf(name)
+    except (ValueError, OSError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else None
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:

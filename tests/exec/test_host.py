@@ -1,6 +1,8 @@
 """Limits of control groups, in made-up file systems."""
 
+import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -133,7 +135,37 @@ def test_the_cache_is_sized_by_the_memory_of_the_control_group(tmp_path: Path, m
     assert cache.free_memory(jax.devices("cpu")[:1], 0.9, GIB // 2) == GIB // 4
 
 
-def test_a_system_that_does_not_report_its_memory(tmp_path: Path) -> None:
+def sysconf(**numbers: int) -> Callable[[str], int]:
+    """`os.sysconf` of a system that knows these names alone."""
+
+    def read(name: str) -> int:
+        if name not in numbers:
+            raise ValueError("unrecognized configuration name")
+        return numbers[name]
+
+    return read
+
+
+def test_a_machine_without_proc_has_memory_and_processors(tmp_path: Path) -> None:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert free / 4 < free_memory(tmp_path) < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert num_processors(tmp_path) == num_processors()
+
+
+def test_a_mac_has_a_third_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "sysconf", sysconf(SC_PHYS_PAGES=GIB // 4096 * 24, SC_PAGE_SIZE=4096))
+    with caplog.at_level(logging.INFO):
+        assert free_memory(tmp_path) == 8 * GIB
+    assert caplog.messages == ["this system does not report its free memory: 8.0 GiB are taken as free, a third of all"]
+
+
+@pytest.mark.parametrize("numbers", [{}, {"SC_AVPHYS_PAGES": -1, "SC_PHYS_PAGES": -1}])
+def test_a_system_that_does_not_report_its_memory(
+    numbers: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sysconf", sysconf(**numbers))
     with pytest.raises(ConfigError, match="set num_pages") as caught:
         free_memory(tmp_path)
     assert caught.value.param == "num_pages"
