@@ -3,15 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orca_jax.build.resolve import (
-    PAGE_SIZE,
-    attention_of,
-    cache_directory,
-    dtype_of,
-    page_layout,
-    page_type,
-    tokenizer_of,
-)
+from orca_jax.build.resolve import PAGE_SIZE, attention_of, dtype_of, page_layout, page_type, tokenizer_of
 from orca_jax.build.settings import is_toy
 from orca_jax.build.speculation import largest_batch
 from orca_jax.bundled import directory_of, is_gguf, pinned
@@ -91,13 +83,16 @@ def describe_draft(
     return DraftModel(config, source, model, max_model_len)
 
 
-def start_draft(draft: DraftModel, devices: "list[jax.Device]", times: StartTimes) -> ModelProposer:
+def start_draft(
+    draft: DraftModel, devices: "list[jax.Device]", times: StartTimes, directory: str | None
+) -> ModelProposer:
     """Load a draft model, and compile its programs.
 
     Args:
         draft: the model.
         devices: of the large model.
         times: takes the phases of the start.
+        directory: of compiled programs; None: they are not kept.
     """
     from orca_jax.build.executor import place_model, start_executor
     from orca_jax.model.sharding import most_shards
@@ -122,7 +117,7 @@ def start_draft(draft: DraftModel, devices: "list[jax.Device]", times: StartTime
         max_model_len=draft.max_model_len,
         cache=cache,
         attention_implementation=attention_of(config, placed),
-        compile_cache=cache_directory(config.compile_cache),
+        compile_cache=directory,
     )
     executor = start_executor(placed, shapes, times, has_bars=config.progress)
     seconds = min(executor.launch_seconds.values())

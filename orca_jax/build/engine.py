@@ -151,24 +151,25 @@ def _build(
         from orca_jax.build.executor import place_model, start_executor
         from orca_jax.build.weights import WeightUpdater
 
-    config, self_tests = _test_kernels(config, model)
+    directory = cache_directory(config.compile_cache)
+    config, self_tests = _test_kernels(config, model, directory)
     devices = claim_devices(config, model) if cluster is None else cluster.devices(config, model)
     platform = devices[0].platform
     check_platform(config, platform)
     dtype, stages = dtype_of(config, platform), config.pipeline_parallel_size
     loading: dict[str, Any] = {"load_format": config.load_format, "seed": config.seed}
     if cluster is None:
-        loading["library"] = product_library(config, model, dtype, platform, cache_directory(config.compile_cache))
+        loading["library"] = product_library(config, model, dtype, platform, directory)
     placed = place_model(source, model, dtype=dtype, devices=devices, num_stages=stages, **loading)
     # Before the large model, whose KV cache takes the memory that is left.
-    proposer = None if draft is None else start_draft(draft, devices, times)
-    resolved = resolve(config, placed.config, max_model_len, placed, None if cluster is None else cluster.free)
+    proposer = None if draft is None else start_draft(draft, devices, times, directory)
+    free, meet = (None, None) if cluster is None else (cluster.free, cluster.meet)
+    resolved = resolve(config, placed.config, max_model_len, placed, free, directory)
     # These may raise errors, so they come before the weights are read and minutes of compilation.
     _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
     attention = explain(placed.config, resolved, placed.mesh)
     if cluster is not None:
         cluster.share(ModelJob(model, resolved, config.load_format, config.seed, config.revision))
-    meet = None if cluster is None else cluster.meet
     local = start_executor(placed, resolved, times, on_compile, meet, has_bars=config.progress)
     executor: Executor = local if cluster is None else cluster.lead(local)
     budget = token_budget(config, platform, local.launch_seconds)
@@ -228,7 +229,9 @@ def _warn_of_workers(config: EngineConfig) -> None:
         )
 
 
-def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
+def _test_kernels(
+    config: EngineConfig, model: ModelConfig, directory: str | None
+) -> tuple[EngineConfig, tuple[SelfTest, ...]]:
     """Try the kernels of an accelerator. Returns the settings, with another implementation if the kernels failed."""
     import jax
 
@@ -256,7 +259,7 @@ def _test_kernels(config: EngineConfig, model: ModelConfig) -> tuple[EngineConfi
         page_dtype=dtype if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype),
         implementation=config.attention_implementation,
     )
-    outcome = try_implementations(trial, cache_directory(config.compile_cache))
+    outcome = try_implementations(trial, directory)
     if outcome.implementation is not None:
         config = replace(config, attention_implementation=cast(AttentionName, outcome.implementation))
     return config, outcome.tests

@@ -1,5 +1,6 @@
 """The choice of matrix products on a CPU: those of XLA, or those of a library with packed matrices."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from orca_jax.config import DType, EngineConfig, ModelConfig
@@ -8,6 +9,8 @@ from orca_jax.processor import all_cpu_flags
 
 if TYPE_CHECKING:
     from orca_jax.kernels.native import Library
+
+logger = logging.getLogger(__name__)
 
 _MEASURED = "avx512f"  # with these instructions the library was measured to be faster (docs/benchmarks.md)
 _MATRIX_UNIT = "amx_bf16"  # with it, neither the library nor XLA was measured in bfloat16
@@ -33,11 +36,13 @@ def product_library(
         return None
     from orca_jax.kernels.native import load_library
 
-    reason = _unfit(model, dtype)
-    library = None if reason else load_library(directory)
-    reason = reason or _lack(library, dtype)
+    unfit = _unfit(model, dtype)
+    library = None if unfit else load_library(directory)  # if None, the log has the reason
+    reason = unfit or _lack(library, dtype)
     if reason and wanted == "native":
         raise ConfigError(f"cpu_products native {reason}", param="cpu_products")
+    if unfit or (reason and library is not None):
+        logger.info("products are those of XLA: the library in C %s", reason.partition(":")[0])
     if reason or library is None:
         return None
     if wanted == "native" or _is_measured(dtype):

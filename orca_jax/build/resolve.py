@@ -10,6 +10,7 @@ from orca_jax.build.scheduler import num_rows
 from orca_jax.build.settings import num_loras
 from orca_jax.build.speculation import most_drafts
 from orca_jax.bundled import is_preset
+from orca_jax.cache_files import own_folder, refusal
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
     MAX_LORA_RANK,
@@ -72,18 +73,38 @@ def tokenizer_of(config: EngineConfig, source: str) -> Tokenizer:
 
 
 def cache_directory(directory: str | None) -> str | None:
-    """Return the directory of compiled programs; None: programs are not kept."""
-    if directory != "auto":
-        return directory
-    try:
-        return str(Path.home() / ".cache" / "orca-jax" / "programs")
-    except RuntimeError:  # no HOME, and a user without an entry in the table of users, as in some containers
-        logger.warning("there is no home directory for the compile cache, so programs are compiled at each start")
+    """Return the folder of compiled programs within the directory of the settings; None: programs are not kept.
+
+    The log has a warning if other users could write machine code into the folder.
+    """
+    if directory == "auto":
+        try:
+            directory = str(Path.home() / ".cache" / "orca-jax" / "programs")
+        except RuntimeError:  # no HOME, and a user without an entry in the table of users, as in some containers
+            logger.warning("there is no home directory for the compile cache, so programs are compiled at each start")
+            return None
+    if directory is None:
         return None
+    folder = own_folder(directory)
+    reason = refusal(folder)
+    if not reason:
+        return str(folder)
+    logger.warning(
+        "the compile cache %s is not used, so programs are compiled at each start: %s; change its owner or its mode "
+        "(chown, chmod go-w), or give another directory as compile_cache",
+        folder,
+        reason,
+    )
+    return None
 
 
 def resolve(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel", free: int | None = None
+    config: EngineConfig,
+    model: ModelConfig,
+    max_model_len: int,
+    placed: "PlacedModel",
+    free: int | None = None,
+    directory: str | None = None,
 ) -> ExecutorConfig:
     """Choose shapes. The size of the cache follows from the memory that the model leaves on its devices.
 
@@ -93,6 +114,7 @@ def resolve(
         max_model_len: most tokens of one request.
         placed: the model on its devices.
         free: bytes free on each device before loading; None measures them, if all devices are of this process.
+        directory: of compiled programs, from `cache_directory`.
 
     Raises:
         ConfigError: the memory is too small; `param` names a setting.
@@ -109,7 +131,7 @@ def resolve(
         max_model_len=max_model_len,
         cache=_cache(config, model, max_model_len, placed, buckets[-1], free),
         attention_implementation=attention_of(config, placed),
-        compile_cache=cache_directory(config.compile_cache),
+        compile_cache=directory,
         strict_compile=config.strict_compile,
         pipeline_parallel_size=len(placed.stages),
         lora=_lora(config),

@@ -1,6 +1,7 @@
 """Compilation of all programs at start, kept on disk. Compilations after start are counted."""
 
 import logging
+import os
 import tempfile
 import threading
 import warnings
@@ -14,6 +15,7 @@ import jax
 from jax import monitoring
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+from orca_jax.cache_files import remove_distrusted
 from orca_jax.exec.host import num_processors
 from orca_jax.exec.program_store import ProgramStore
 from orca_jax.progress import Progress
@@ -78,11 +80,12 @@ def compile_cache(directory: str | None) -> Iterator[None]:
     """Keep compiled programs in `directory` within this block, including small and quick ones.
 
     A directory that cannot be written is never an error: a warning is logged, and programs are compiled without it.
-    If it exists, the programs in it are used. The settings are JAX's own and belong to the process. They are restored
-    at the end for the user's other programs.
+    If it exists, the programs in it are used. Files that others could have written are removed first, because JAX runs
+    what it finds. The settings are JAX's own and belong to the process. They are restored at the end for the user's
+    other programs.
     """
     reason = None if directory is None else _unwritable(directory)
-    if directory is None or (reason and not Path(directory).is_dir()):
+    if directory is None or (reason and not os.path.isdir(directory)) or not _is_trusted(directory):
         yield
         return
     wanted: dict[str, Any] = {
@@ -116,6 +119,16 @@ def _unwritable(directory: str) -> str | None:
         reason,
     )
     return reason
+
+
+def _is_trusted(directory: str) -> bool:
+    """True if no other user could have written the files of the directory; those that others could are removed."""
+    try:
+        remove_distrusted(Path(directory))
+    except OSError as error:
+        logger.warning("the compile cache %s is not used: a file in it must be removed first: %s", directory, error)
+        return False
+    return True
 
 
 def _configure(settings: dict[str, Any]) -> None:

@@ -5,8 +5,7 @@ them. A store finds them by everything that they follow from: the code of this p
 settings of JAX and XLA, the devices, and the shapes. If any of these changes, nothing is found, and the programs are
 compiled as before.
 
-A stored program is machine code within a pickle. Like JAX's cache, its directory must be writable only by users whom
-the owner trusts.
+A stored program is machine code within a pickle, so its file must be whole and this user's (`cache_files.py`).
 """
 
 import hashlib
@@ -14,7 +13,6 @@ import logging
 import os
 import pickle
 import platform
-import tempfile
 import zlib
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +23,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
 from orca_jax.bundled import code_digest
+from orca_jax.cache_files import read_file, write_file
 from orca_jax.processor import all_cpu_flags, cpu_name
 
 logger = logging.getLogger(__name__)
@@ -56,13 +55,13 @@ class ProgramStore:
             return None
         path = self._path(self._folder, name)
         try:
-            payload, in_tree, out_tree = pickle.loads(zlib.decompress(path.read_bytes()))
+            payload, in_tree, out_tree = pickle.loads(zlib.decompress(read_file(path)))
             return serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, backend=self._devices[0].client, execution_devices=self._devices
             )
         except FileNotFoundError:
             return None
-        except Exception as error:  # a file of half its length, or one that this version of XLA cannot read
+        except Exception as error:  # a damaged file, one of others, or one that this version of XLA cannot read
             logger.warning("the program %s cannot be loaded (%s); it is compiled again", path, _first_line(error))
             return None
 
@@ -72,11 +71,8 @@ class ProgramStore:
             return
         try:
             data = zlib.compress(pickle.dumps(serialize_executable.serialize(program)), level=1)
-            self._folder.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._folder, prefix=".part-") as folder:
-                beside = Path(folder) / name
-                beside.write_bytes(data)
-                beside.replace(self._path(self._folder, name))
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            write_file(self._path(self._folder, name), data)
         except Exception as error:
             logger.debug("the program %s is not stored: %s", name, _first_line(error))
 

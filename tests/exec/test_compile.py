@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from orca_jax.build.resolve import cache_directory
 from orca_jax.exec.compile import CompileCounter, compile_cache, compile_one, compiler_options
+from tests.users import as_user, needs_root, reachable_folder
 
 
 def test_one_generation_of_tpus_and_all_gpus_have_options() -> None:
@@ -66,6 +68,42 @@ def test_a_read_only_cache_is_read(
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)
         warnings.warn("Error writing persistent compilation cache entry for 'x'", stacklevel=1)
     assert "Permission denied" in caplog.text and entries
+
+
+@needs_root
+def test_a_cache_that_cannot_be_reached_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with reachable_folder() as folder, caplog.at_level(logging.WARNING):
+        folder.chmod(0o700)
+        with as_user(10001, 10001, []):
+            directory = cache_directory(str(folder))
+            assert directory is not None and compiled_in(directory).tolist() == [3, 3]
+    assert "cannot be written: Permission denied" in caplog.text
+
+
+def test_programs_that_others_could_have_written_are_not_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    compiled_in(str(tmp_path))
+    for path in tmp_path.iterdir():
+        path.chmod(0o666)
+    counter = CompileCounter()
+    with caplog.at_level(logging.WARNING):
+        compiled_in(str(tmp_path))
+    counter.close()
+    assert counter.count > counter.from_cache == 0 and "all users can write to it" in caplog.text
+
+
+def test_a_file_of_others_that_stays_means_no_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(1, "Operation not permitted", path)
+
+    (tmp_path / "program").touch()
+    (tmp_path / "program").chmod(0o666)
+    monkeypatch.setattr("orca_jax.cache_files.os.unlink", refuse)
+    before = jax.config.jax_compilation_cache_dir
+    with caplog.at_level(logging.WARNING), compile_cache(str(tmp_path)):
+        assert jax.config.jax_compilation_cache_dir == before
+    assert "must be removed first" in caplog.text and str(tmp_path / "program") in caplog.text
 
 
 def test_programs_from_the_cache_are_counted(tmp_path: Path) -> None:

@@ -9,16 +9,21 @@ import contextlib
 import ctypes
 import hashlib
 import logging
+import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
+from orca_jax.cache_files import read_file, write_file
 from orca_jax.processor import all_cpu_flags, cpu_name
 
 logger = logging.getLogger(__name__)
@@ -29,7 +34,18 @@ INCREMENTS = "orca_jax_increments"
 _COMPILERS = ("cc", "gcc", "clang")
 _OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 _NEEDED = frozenset({"avx2", "fma"})  # extensions of the processor, at least
-_COMPILE_SECONDS = 60.0
+_COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
+_SOURCES = Path(__file__).parent
+_TARGETS = (PACKED_PRODUCT, TABLE_PRODUCT, INCREMENTS)
+_FUNCTIONS = (
+    *_TARGETS, "orca_jax_width", "orca_jax_lanes", "orca_jax_table_rows", "orca_jax_has_bfloat16",
+    "orca_jax_ask_for_amx", "orca_jax_most_channels", "orca_jax_most_tokens",
+)  # fmt: skip
+_MEMORY_NAME = "orca-jax-native"
+
+
+class _AbsentError(Exception):
+    """The reason why this machine has no library."""
 
 
 class Library(NamedTuple):
@@ -42,7 +58,7 @@ class Library(NamedTuple):
     has_amx: bool = False  # for packed matrices in bfloat16
     most_channels: int = 256  # of a head, for increments
     most_tokens: int = 1024  # of a page, likewise
-    name: str = "native"  # differs with its code, its compiler and the processor
+    name: str = "native"  # differs with its code, the processor, the version of JAX and that of the compiler
 
 
 _registered: list[Library] = []  # one at most
@@ -52,21 +68,23 @@ _lock = threading.Lock()
 def load_library(directory: str | None) -> Library | None:
     """Compile the library if no earlier start has, register it, and return it; None if this machine has none.
 
+    The log has the reason if it is None.
+
     Args:
         directory: keeps the library, as it keeps compiled programs; None compiles it at each start, and so does one
             that cannot be written. The first library of a process serves all its engines.
     """
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if sys.platform != "linux" or compiler is None or not _NEEDED.issubset(all_cpu_flags()):
-        return None
     try:
         with _lock:
             if not _registered:
-                _registered.append(_register(_open(compiler, directory)))
+                _check_machine()
+                _registered.append(_register(*_open(_compiler(), directory)))
             return _registered[0]
+    except _AbsentError as error:
+        logger.info("products are those of XLA, since the library in C is not used: %s", error)
     except (OSError, subprocess.SubprocessError, jax.errors.JaxRuntimeError) as error:
-        logger.warning("products are those of XLA, since their library cannot be used: %s", _last_line(error))
-        return None
+        logger.warning("products are those of XLA, since the library in C cannot be used: %s", _last_line(error))
+    return None
 
 
 def loaded_library() -> Library | None:
@@ -74,40 +92,152 @@ def loaded_library() -> Library | None:
     return _registered[0] if _registered else None
 
 
-def _register(library: ctypes.CDLL) -> Library:
+def _check_machine() -> None:
+    """Raise _AbsentError on a machine without the instructions of the library."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise _AbsentError(f"it needs Linux on x86, and this is {sys.platform} on {platform.machine()}")
+    if lacking := _NEEDED.difference(all_cpu_flags()):
+        raise _AbsentError(f"the processor has no {' and no '.join(sorted(lacking))}")
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def _register(library: ctypes.CDLL, name: str) -> Library:
     """Make the products known to XLA, which takes each name once."""
-    for name in (PACKED_PRODUCT, TABLE_PRODUCT, INCREMENTS):
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library[name]), platform="cpu")
+    for target in _TARGETS:
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[target]), platform="cpu")
     sizes = library.orca_jax_width(), library.orca_jax_lanes(), library.orca_jax_table_rows()
     types = bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx())
     most = library.orca_jax_most_channels(), library.orca_jax_most_tokens()
-    return Library(*sizes, *types, *most, Path(library._name).stem)
+    return Library(*sizes, *types, *most, name)
 
 
-def _open(compiler: str, directory: str | None) -> ctypes.CDLL:
-    """The library, kept in the directory if this can be written."""
-    if directory is not None:
+def _open(compiler: str | None, directory: str | None) -> tuple[ctypes.CDLL, str]:
+    """The library and its name: one that is kept, or a new one, which is kept if the directory can be written.
+
+    Without a compiler the newest one of this code, processor and version of JAX is taken, whichever compiler made it.
+
+    Raises:
+        _AbsentError: there is no compiler, and no library is kept.
+    """
+    folder, stem = None if directory is None else Path(directory), f"native-{_facts()}"
+    name = stem if compiler is None else f"{stem}-{_version(compiler)}"
+    if folder is not None:
+        files = [folder / f"{name}.so"] if compiler is not None else _newest_first(folder.glob(f"{stem}-*.so"))
+        for file in files:
+            if (library := _kept(file)) is not None:
+                return library, file.stem
+    if compiler is None:
+        raise _AbsentError(f"no C compiler is installed ({', '.join(_COMPILERS)}), and none is kept in {directory}")
+    content = _compiled(compiler, folder)
+    if folder is not None:
         with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(_compiled(compiler, Path(directory))))
-    with tempfile.TemporaryDirectory() as folder:
-        return ctypes.CDLL(str(_compiled(compiler, Path(folder))))  # it stays open when its file is removed
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_file(folder / f"{name}.so", content)
+    return _loaded(content), name
 
 
-def _compiled(compiler: str, folder: Path) -> Path:
-    """The path of the library for this processor and this version of JAX."""
-    files = sorted(Path(__file__).parent.glob("*.[ch]"))
-    facts = [file.read_bytes() for file in files], compiler, _OPTIONS, cpu_name(), all_cpu_flags(), jax.__version__
-    path = folder / f"native-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.so"
-    if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
+def _facts() -> str:
+    """A digest of everything that the library follows from, apart from the compiler."""
+    sources = [file.read_bytes() for file in sorted(_SOURCES.glob("*.[ch]"))]
+    facts = sources, _OPTIONS, cpu_name(), all_cpu_flags(), jax.__version__
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _version(compiler: str) -> str:
+    """A digest of the compiler's version. Its path may stay the same when it is replaced by a newer one."""
+    first = _run([compiler, "--version"], _VERSION_SECONDS).partition("\n")[0].removeprefix(Path(compiler).name)
+    return hashlib.sha256(first.encode()).hexdigest()[:8]
+
+
+def _newest_first(files: Iterable[Path]) -> list[Path]:
+    dated: list[tuple[float, Path]] = []
+    for file in files:
+        with contextlib.suppress(OSError):  # removed meanwhile
+            dated.append((file.stat().st_mtime, file))
+    return [file for _, file in sorted(dated, reverse=True)]
+
+
+def _kept(file: Path) -> ctypes.CDLL | None:
+    """A kept library; None if there is none, or one that must not be used. The log names a bad one."""
+    try:
+        library = _loaded(read_file(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    else:
+        missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
+        if not missing:
+            return library
+        reason = f"it has no function {missing[0]}"
+    logger.warning("the library in C %s is not used: %s; it is compiled again if there is a compiler", file, reason)
+    return None
+
+
+def _loaded(content: bytes) -> ctypes.CDLL:
+    """A library from memory: a file that is cut while it is in use would end the process."""
+    with contextlib.suppress(OSError):
+        descriptor = os.memfd_create(_MEMORY_NAME)  # stays open: a path in use would give the library loaded from there
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(content)
+        file.flush()
+        return ctypes.CDLL(file.name)  # it stays open when its file is removed
+
+
+def _compiled(compiler: str, folder: Path | None) -> bytes:
+    """A new library. It is made in the folder, and if that fails in the temporary one: either may be full or closed."""
+    try:
+        return _compiled_in(compiler, folder)
+    except (OSError, subprocess.CalledProcessError):
+        if folder is None:
+            raise
+        return _compiled_in(compiler, None)
+
+
+def _compiled_in(compiler: str, folder: Path | None) -> bytes:
+    if folder is not None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as beside:
-        made = Path(beside) / path.name
-        sources = [str(file) for file in files if file.suffix == ".c"]
-        command = [compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", *sources, "-o", str(made)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
-        made.replace(path)
-    return path
+        made = Path(beside) / "native.so"
+        sources = map(str, sorted(_SOURCES.glob("*.c")))
+        # The compiler's own files go there too: a container may have no other folder that can be written.
+        command = [
+            "env",
+            f"TMPDIR={beside}",
+            compiler,
+            *_OPTIONS,
+            f"-I{jax.ffi.include_dir()}",
+            *sources,
+            "-o",
+            str(made),
+        ]
+        _run(command, _COMPILE_SECONDS)
+        return made.read_bytes()
+
+
+def _run(command: list[str], seconds: float) -> str:
+    """The output of a command. At the end of its time it ends, and so do all processes that it has started.
+
+    Raises:
+        SubprocessError: it failed, or its time is over.
+    """
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output, errors)
+    return str(output)
 
 
 def _last_line(error: Exception) -> str:

@@ -1,8 +1,6 @@
 """The library of products: its form of a matrix, its results, its threads, and machines that cannot have it."""
 
-import logging
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.kernels import native as api
-from orca_jax.kernels.native import Library, library, load_library
-from tests.kernels.native.machine import FOUND, library_of, needs_library
+from orca_jax.kernels.native import Library
+from tests.kernels.native.machine import library_of, needs_library
 
 DTYPES = ["float32", "bfloat16"]
 
@@ -129,55 +127,3 @@ def test_the_shapes_of_the_library() -> None:
     assert not api.can_pack(narrow, 8, 64, half) and not api.can_pack(wide, 8, 64, jnp.dtype("float16"))
     assert api.can_multiply_table(wide, 12, 16, single) and not api.can_multiply_table(wide, 12, 16, half)
     assert not api.can_multiply_table(wide, 10, 16, single) and not api.can_multiply_table(wide, 12, 24, single)
-
-
-@needs_library
-def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = library.shutil.which("cc")
-    assert library._open(compiler, str(tmp_path)).orca_jax_width() == library_of().width
-    (file,) = tmp_path.iterdir()
-    monkeypatch.setattr(library.subprocess, "run", None)
-    assert library._open(compiler, str(tmp_path)).orca_jax_width() == library_of().width
-    assert list(tmp_path.iterdir()) == [file]
-
-
-@needs_library
-def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "programs"
-    file.write_text("not a directory")
-    assert library._open(library.shutil.which("cc"), str(file)).orca_jax_width() == library_of().width
-    assert list(tmp_path.iterdir()) == [file]
-
-
-@needs_library
-def test_a_compiler_that_fails_is_named_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\necho a bad option >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setattr(library.shutil, "which", lambda name: str(compiler))
-    monkeypatch.setattr(library, "_registered", [])
-    with caplog.at_level(logging.WARNING):
-        assert load_library(str(tmp_path / "programs")) is None
-    assert caplog.messages == ["products are those of XLA, since their library cannot be used: a bad option"]
-    assert not list((tmp_path / "programs").iterdir())
-
-
-@needs_library
-def test_all_engines_of_a_process_have_the_same_library(tmp_path: Path) -> None:
-    """XLA takes each name once."""
-    assert load_library(str(tmp_path)) == FOUND
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("lacking", ["compiler", "processor", "system"])
-def test_machines_without_the_library(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if lacking == "compiler":
-        monkeypatch.setattr(library.shutil, "which", lambda name: None)
-    elif lacking == "processor":
-        monkeypatch.setattr(library, "all_cpu_flags", lambda: ["sse2"])
-    else:
-        monkeypatch.setattr(library.sys, "platform", "darwin")
-    assert load_library(str(tmp_path)) is None
-    assert not list(tmp_path.iterdir())
