@@ -16,6 +16,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "fit": Command("lab.paper.held_out", "fit one pair of shares to 101B and 341B, to predict 175B"),
     "pages": Command("lab.pages", "write the numbers of the pages again, from the recorded results"),
     "reproduce": Command("lab.reproduce.command", "the paper's Figures 8 to 11 and Table 1, with a verdict each"),
 }

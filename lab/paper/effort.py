@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+from lab.policies import POLICIES
 from orca_jax.bench.paper.systems import System
-
-WAITING = "ft"
-"""Systems whose batches wait for their longest members: many iterations for each request."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Effort:
 
     def of(self, system: System) -> int:
         """Requests at each rate. A batch that waits for its longest member takes many iterations for each of them."""
-        return self.requests if system.kind != WAITING or system.max_bs == 1 else max(20, self.requests // 4)
+        return self.requests if not POLICIES[system.kind].waits or system.max_bs == 1 else max(20, self.requests // 4)
 
     def map(self, function: Callable[..., Any], *columns: Iterable[Any]) -> list[Any]:
         """Map over processes."""

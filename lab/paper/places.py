@@ -1,41 +1,25 @@
 """The systems of the paper's evaluation on simulated devices: engines around the schedulers of the package."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lab.policies.cells import CellScheduler
+from lab.paper.fits import FITTED, Fit
+from lab.policies import POLICIES, Policy, Setting
 from orca_jax.bench.feed import advance
 from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, serve
 from orca_jax.bench.paper.systems import System
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.plan.accelerators import ACCELERATORS
-from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.orca import OrcaScheduler
-from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.cost import StageCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
-from orca_jax.sim.gpt import LONGEST, MODELS, Device, Efficiency
+from orca_jax.sim.gpt import LONGEST, MODELS, Device
 
-EFFICIENCIES: Mapping[str, Efficiency] = {
-    "13B": Efficiency(memory=0.49, compute=0.40),  # not in Figure 10; as 101B, which has no pipeline either
-    "101B": Efficiency(memory=0.49, compute=0.40),
-    "175B": Efficiency(memory=0.53, compute=0.46),
-    "341B": Efficiency(memory=0.57, compute=0.52),
-}
-"""Shares of the peak rates by model, chosen once for the smallest error against Figures 9b and 10."""
-FT_FACTOR = 1.25
-"""The seconds of FasterTransformer's stages in a pipeline as a multiple of those of ORCA's.
-
-Its workers receive control messages over NCCL and synchronise at each stage; the paper measures up to 1.47 (section
-6.1). Without a pipeline both engines are equally fast.
-"""
 PAGE_SIZE = 16
+FEWEST_SLOTS = 33  # of a request of the paper's workload
 
 
 @dataclass(frozen=True)
@@ -44,9 +28,9 @@ class Place:
 
     model: str = "175B"
     device: str = "a100-40"
-    efficiency: Efficiency | None = None  # None: that of the model
+    fit: Fit = FITTED
     slots: float = 1.0  # share of the slots that fit into the memory
-    n_workers: int | None = None  # None: one iteration for each stage, and two on a single stage
+    n_workers: int | None = None  # None: one iteration for each stage; on a single stage those of the fit
     control: float = 0.0  # seconds of each stage to pass a plan on
     host: float = 0.0  # seconds of the host before each iteration
     token_budget: int = 512  # of `chunked`
@@ -65,8 +49,10 @@ class Place:
     @property
     def cost(self) -> StageCost:
         """The cost of a stage under ORCA."""
-        cost = MODELS[self.model].cost(self.kind, self.efficiency or EFFICIENCIES[self.model])
-        return replace(cost, control=self.control, host=self.host)
+        model = MODELS[self.model]
+        cost = model.cost(self.kind, self.fit.efficiencies[self.model])
+        request = self.fit.request * model.num_layers / model.num_stages
+        return replace(cost, control=self.control, host=self.host, request=request)
 
     @property
     def num_slots(self) -> int:
@@ -76,11 +62,11 @@ class Place:
     @property
     def in_flight(self) -> int:
         """Iterations in flight."""
-        return self.n_workers or max(2, self.num_stages)
+        return self.n_workers or (self.num_stages if self.num_stages > 1 else self.fit.in_flight)
 
     def fits(self, system: System) -> bool:
         """False if the weights, or FasterTransformer's preallocation for `max_bs` requests, exceed the memory."""
-        if system.kind == "ft":
+        if POLICIES[system.kind].preallocates:
             return system.max_bs <= MODELS[self.model].most_preallocated(self.kind)
         return self.num_slots >= LONGEST
 
@@ -102,13 +88,12 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
     """
     if not place.fits(system):
         raise ConfigError(f"{system.name} is out of memory with {place.model} on {place.device}", param="systems")
-    clock = VirtualClock()
-    is_slower = system.kind == "ft" and place.num_stages > 1
-    cost = place.cost.slower(FT_FACTOR) if is_slower else place.cost
-    executor = SimExecutor(cost, clock, lengths, num_stages=place.num_stages)
-    scheduler = _MAKERS[system.kind](system, place)
-    rows = system.max_bs * scheduler.n_workers
-    n_slots = system.max_bs * LONGEST if system.kind == "ft" else place.num_slots
+    policy, clock = POLICIES[system.kind], VirtualClock()
+    setting = Setting(system.max_bs, system.mbs, place.in_flight, place.num_stages, place.token_budget)
+    scheduler = policy.make(setting)
+    executor = SimExecutor(policy.cost(cost_of(policy, place), setting), clock, lengths, num_stages=place.num_stages)
+    n_slots = system.max_bs * LONGEST if policy.preallocates else place.num_slots
+    rows = n_slots // FEWEST_SLOTS if policy.has_all_rows else system.max_bs * scheduler.n_workers
     kv = KVManager(
         -(-(n_slots + rows * (PAGE_SIZE - 1)) // PAGE_SIZE),
         PAGE_SIZE,
@@ -120,22 +105,12 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
     return Simulation(engine, executor, clock)
 
 
-def _chunked(system: System, place: Place) -> KnownScheduler:
-    return ChunkedScheduler(
-        system.max_bs,
-        place.token_budget,
-        FirstComeFirstServed(),
-        depth=place.in_flight,
-        num_stages=min(place.num_stages, place.in_flight),
-    )
-
-
-_MAKERS: Mapping[str, Callable[[System, Place], KnownScheduler]] = {
-    "orca": lambda system, place: OrcaScheduler(system.max_bs, place.in_flight),
-    "ft": lambda system, place: RequestLevelScheduler(system.max_bs, -(-system.max_bs // system.mbs), system.mbs),
-    "chunked": _chunked,
-    "cells": lambda system, place: CellScheduler(system.max_bs, place.in_flight),
-}
+def cost_of(policy: Policy, place: Place) -> StageCost:
+    """The cost of a stage with an engine. FasterTransformer batches attention, since its batches have one shape."""
+    if not policy.is_paper_baseline:
+        return place.cost
+    cost = replace(place.cost, request=0.0)
+    return cost.slower(place.fit.ft_factor) if place.num_stages > 1 else cost
 
 
 def simulate(

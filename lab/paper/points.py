@@ -1,60 +1,76 @@
-"""Curves of latency over throughput, their distance to digitised points, and the throughput at a latency."""
+"""Points read off the paper's figures, and the errors of curves against them."""
 
 import csv
 import math
-from collections import defaultdict
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+from lab.policies import POLICIES
 from orca_jax.bench.paper.curves import Point, Points, between, rising
 from orca_jax.bench.paper.systems import parse_system
-from orca_jax.errors import ConfigError, reason_of
+from orca_jax.errors import ConfigError
 
-COLUMNS = ("model", "system", "throughput_req_s", "median_norm_latency_ms_per_token")
+FIGURE_10 = Path(__file__).with_name("orca_fig10.csv")
+FIGURE_9B = Path(__file__).with_name("orca_fig9b.csv")
+KNEE = 0.9
+"""The share of the largest digitised throughput up to which latencies are compared."""
+DIGITISING = 0.02
+"""Requests per second: the error of a digitised point."""
+BEYOND = math.log(2)
+"""The error of a point whose throughput a curve never reaches."""
 
-
-Digitised = dict[str, dict[str, list[Point]]]
+Digitised = Mapping[str, Mapping[str, Points]]
 """Points of Figure 10 by model and system."""
 
 
-class Distance(NamedTuple):
-    """The errors of a curve at one digitised point, as absolute logarithms of ratios; infinite beyond the curve."""
-
-    latency: float  # at the point's throughput
-    throughput: float  # at the point's latency
-
-    @property
-    def nearest(self) -> float:
-        """The error along the nearer axis: latency on a flat part of the curve, throughput on a steep part."""
-        return min(self)
-
-
-def read_digitised(path: str) -> Digitised:
-    """Read points of Figure 10 from a CSV file with the columns `COLUMNS`; lines that begin with # are comments.
-
-    Raises:
-        ConfigError: the file cannot be read, or has another format.
-    """
-    points: Digitised = defaultdict(lambda: defaultdict(list))
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(line for line in file if not line.startswith("#")):
-                model, system, throughput, latency = [row[name] for name in COLUMNS]
-                points[model][parse_system(system).name].append(Point(float(throughput), float(latency)))
-    except OSError as error:
-        raise ConfigError(f"digitised {path!r} cannot be read: {reason_of(error)}", param="digitised") from error
-    except (KeyError, TypeError, ValueError, UnicodeDecodeError, csv.Error) as error:
-        message = f"digitised {path!r} is not a CSV file with the columns {', '.join(COLUMNS)}: {error}"
-        raise ConfigError(message, param="digitised") from error
+def read_figure_10(path: Path = FIGURE_10) -> Digitised:
+    """Read the points of Figure 10. Raises ConfigError if the file has another format."""
+    points: dict[str, dict[str, list[Point]]] = {}
+    for row in _rows(path):
+        try:
+            model, name, throughput, latency = row.values()
+            system = parse_system(name, POLICIES).name
+            points.setdefault(model, {}).setdefault(system, []).append(Point(float(throughput), float(latency)))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path.name}: wrong line {row}: {error}", param="points") from error
     return points
 
 
-def distance(curve: Points, point: Point) -> Distance:
-    """The errors of a curve at a point.
+def read_figure_9b(path: Path = FIGURE_9B) -> dict[tuple[str, int, int], float]:
+    """Read the milliseconds of a batch by engine, prompt tokens and size."""
+    return {(row["engine"], int(row["num_prompt"]), int(row["batch_size"])): float(row["ms"]) for row in _rows(path)}
 
-    The curve has rising rates of arrival, so both axes rise along it. Beyond its last point it is vertical: the latency
-    of a saturated system grows with the length of the run. Before its first point it is flat.
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(line for line in file if not line.startswith("#"))
+
+
+def latency_errors(curve: Points, points: Points, tolerance: float = DIGITISING) -> list[float]:
+    """The absolute logarithms of our latency over the paper's, at the points up to `KNEE` of the largest throughput.
+
+    The curve has rising rates of arrival, so both axes rise along it. Before its first point it is flat. It is read at
+    the best throughput within `tolerance` of a point's.
     """
     throughputs, latencies = rising([each.throughput for each in curve]), rising([each.latency for each in curve])
-    latency = between([0.0, *throughputs], [latencies[0], *latencies], point.throughput)
-    throughput = between([*latencies, math.inf], [*throughputs, throughputs[-1]], point.latency)
-    return Distance(abs(math.log(latency / point.latency)), abs(math.log(throughput / point.throughput)))
+    xs, ys = [0.0, *throughputs], [latencies[0], *latencies]
+    knee = KNEE * max([point.throughput for point in points])
+
+    def error(point: Point) -> float:
+        low, high = max(0.0, point.throughput - tolerance), point.throughput + tolerance
+        if low > xs[-1]:
+            return BEYOND
+        least, most = between(xs, ys, low), between(xs, ys, high)  # infinite beyond the curve
+        return abs(math.log(min(max(point.latency, least), most) / point.latency))
+
+    return [error(point) for point in points if point.throughput <= knee]
+
+
+def saturation_error(ours: float, points: Points) -> float:
+    """The logarithm of our saturation over the paper's largest throughput."""
+    return math.log(ours / max([point.throughput for point in points]))
+
+
+def largest(points: Sequence[Point]) -> float:
+    """The paper's largest throughput of a system."""
+    return max([point.throughput for point in points])

@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from lab.paper.effort import Effort
-from lab.reproduce import fig8
+from lab.reproduce import fig8, fig9, fig10, fig11, table1
 from lab.reproduce.rows import EXPECTED, Row, changed, print_rows, read_expected
 from orca_jax.reporting import rounded, write_file
 
-FIGURES: Mapping[str, Callable[[Effort], tuple[dict[str, Any], list[Row]]]] = {"fig8": fig8.reproduce}
+FIGURES: Mapping[str, Callable[[Effort], tuple[dict[str, Any], list[Row]]]] = {
+    "fig8": fig8.reproduce,
+    "fig9": fig9.reproduce,
+    "fig10": fig10.reproduce,
+    "fig11": fig11.reproduce,
+    "table1": table1.reproduce,
+}
 RESULTS = Path(__file__).parents[1] / "results"
-QUICK, FULL = Effort(requests=400), Effort(requests=2000)
+QUICK, FULL = Effort(requests=600), Effort(requests=2000)
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:

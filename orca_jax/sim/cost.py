@@ -24,6 +24,7 @@ class WorkCounts(NamedTuple):
     increments: int = 0
     context: int = 0  # of the increments, their own tokens included
     draws: int = 0  # members with a token drawn
+    members: int = 0  # requests
 
     @property
     def num_tokens(self) -> int:
@@ -111,12 +112,14 @@ class StageCost:
     increment: float  # seconds of a stage for each increment
     context: float  # seconds of a stage for each token with keys and values to read
     control: float = 0.0  # seconds of a stage without work, while its worker synchronises to pass the plan on
+    request: float = 0.0  # seconds of a stage for each request, as its attention is not batched with others'
     host: float = 0.0
     buckets: tuple[int, ...] = ()
 
     def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """The same seconds on each stage, since all have as many layers."""
         seconds = (self.weights + self.control) * work.steps + self.initiation * work.chunk_tokens
+        seconds += self.request * work.members
         seconds += self.increment * work.increments + self.context * (work.context + work.chunk_context)
         return [seconds] * num_stages
 

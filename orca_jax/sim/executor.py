@@ -165,7 +165,7 @@ class SimExecutor:
                 results.append(self._verify(member, row))
             else:  # nearly always
                 results.append(_END if start + size >= row.end else _OTHER)
-        work = work_of(chunks, draws)._replace(increments=increments, context=context)
+        work = work_of(chunks, draws)._replace(increments=increments, context=context, members=len(plan.members))
         return StepResult(plan.iteration, results), work.padded(self._cost.buckets)
 
     def _verify(self, member: Member, row: _SimRow) -> MemberResult:
