@@ -1,18 +1,24 @@
 """Studies beyond the paper's figures, with its model of 175B parameters and its workload."""
 
+import argparse
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lab.paper.effort import Effort
-from lab.paper.figures import saturation
 from lab.paper.places import Place, simulate
+from lab.paper.sweep import saturation
+from lab.policies import POLICIES
 from orca_jax.bench.paper.runs import Lengths, paper_lengths, poisson
 from orca_jax.bench.paper.systems import parse_system
 from orca_jax.bench.workload.files import read_azure
-from orca_jax.reporting import print_table
+from orca_jax.reporting import print_table, rounded, write_file
 from orca_jax.sim.gpt import LONGEST
 
+RESULT = Path(__file__).parents[1] / "results" / "beyond.json"
 RATE = 5.0
 """Requests per second of the latencies: three fourths of the paper's saturation of orca(32) on 175B."""
 LOAD = 0.75
@@ -66,6 +72,20 @@ COLUMNS = {
 }
 
 
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    processes = os.cpu_count() or 1
+    parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
+    parser.add_argument("--trace-data", metavar="FILE", help="Azure's CSV file: answers ended by EOS")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run and record the studies. Raises ConfigError if the file of Azure is wrong."""
+    found = rounded(beyond(Effort(1000, processes=args.processes), args.trace_data))
+    write_file(RESULT, (json.dumps(found, indent=1) + "\n").encode())
+    return 0
+
+
 def beyond(effort: Effort, azure: str | None) -> dict[str, Any]:
     """Run all studies; print and return their figures.
 
@@ -74,7 +94,9 @@ def beyond(effort: Effort, azure: str | None) -> dict[str, Any]:
     """
     requests = paper_lengths(effort.requests, effort.seed)
     found = _run(effort, STUDIES, requests, RATE)
-    found |= _run(effort, CHECK_INS, requests, LOAD * saturation(parse_system("orca(32)"), Place("101B"), requests))
+    found |= _run(
+        effort, CHECK_INS, requests, LOAD * saturation(parse_system("orca(32)", POLICIES), Place("101B"), requests)
+    )
     if azure is not None:
         found |= _azure(effort, azure)
     width = max(map(len, found))
@@ -93,7 +115,7 @@ def _azure(effort: Effort, path: str) -> dict[str, Any]:
     recorded = read_azure(path, effort.requests, 1.0)
     most = LONGEST // 2
     requests = [Lengths(min(each.num_input, most), min(each.num_output, most), most) for each in recorded]
-    rate = LOAD * saturation(parse_system("orca(32)"), Place(), requests)
+    rate = LOAD * saturation(parse_system("orca(32)", POLICIES), Place(), requests)
     studies = [
         Study("Azure, EOS: orca(32)"),
         Study("Azure, EOS: chunked(32)", "chunked(32)"),
@@ -108,7 +130,7 @@ def _run(effort: Effort, studies: Sequence[Study], requests: Sequence[Lengths], 
 
 
 def _figures(study: Study, effort: Effort, requests: Sequence[Lengths], rate: float) -> Mapping[str, float]:
-    system = parse_system(study.system)
+    system = parse_system(study.system, POLICIES)
     some = requests[: effort.of(system)]
     top = saturation(system, study.place, some)
     if top < rate:  # latencies would only tell the length of the run

@@ -1,6 +1,7 @@
 """Figure 10: latency over throughput with the paper's workload, on 101B, 175B and 341B (section 6.2)."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -48,7 +49,11 @@ def reproduce(effort: Effort, models: tuple[str, ...] = MODELS) -> tuple[dict[st
     rows += [claims.larger_batches(model, fitted[model]) for model in models]
     if "341B" in models:
         rows.append(claims.order_of_magnitude("341B", fitted["341B"], FITTED))
-    return {"curves": found}, rows
+    shown = {
+        kind: {model: {name: asdict(curve) for name, curve in curves.items()} for model, curves in each.items()}
+        for kind, each in found.items()
+    }
+    return {"curves": shown}, rows
 
 
 def errors(model: str, curves: Curves, paper: Digitised, kind: str = "fitted") -> list[Row]:
