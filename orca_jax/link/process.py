@@ -120,6 +120,7 @@ def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"
 def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineStatus) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
+    warn_of_reservations(built)
     live = EngineWatch(built.engine, built.timeline_header, send)
     updates, reader = built.prepare_update, built.read_adapter
     loop = EngineLoop(built.engine, inbox, send, status, built.grammars.compile, live, updates, reader)
@@ -128,6 +129,19 @@ def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineS
     send(ready_message(built))
     loop.run()
     built.engine.observer.flush()
+
+
+def warn_of_reservations(built: Built) -> None:
+    """Warn if the scheduler reserves so much for requests without a limit that they cannot fill the rows."""
+    kv, most = built.engine.pool.kv, built.max_model_len
+    if not kv.has_reservations or kv.capacity // most >= kv.num_rows:
+        return
+    logger.warning(
+        "--scheduler %s reserves slots for the prompt and max_tokens of a request when it is admitted; a chat without "
+        "max_completion_tokens reserves the whole context, %d of %d slots, so at most %d of them run at once in %d "
+        "rows: send max_completion_tokens, or use --scheduler chunked, which reserves nothing",
+        built.timeline_header.config.scheduler, most, kv.capacity, kv.capacity // most, kv.num_rows,
+    )  # fmt: skip
 
 
 def _lead(config: ClusterConfig, model: str, send: Send) -> "LeaderBuild":
