@@ -17,6 +17,7 @@ from tests.project.source import ROOT
 # name: layers, embed, heads, KV heads, MLP, vocabulary, positions
 PRESETS = {
     "gpt2-tiny": (2, 64, 2, 2, 256, 512, 1024),
+    "distilgpt2": (6, 768, 12, 12, 3072, 50257, 1024),
     "gpt2": (12, 768, 12, 12, 3072, 50257, 1024),
     "gpt2-medium": (24, 1024, 16, 16, 4096, 50257, 1024),
     "gpt2-large": (36, 1280, 20, 20, 5120, 50257, 1024),
