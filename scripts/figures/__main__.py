@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from .batch import draw_batch
+from .paper import draw_increments, draw_partitions, draw_planes, draw_serving
 from .path import draw_path
 from .rows import draw_pages, draw_requests
 from .tour import Tour, take_tour
@@ -14,13 +15,20 @@ FIGURES: dict[str, Callable[[Tour], str]] = {
     "batch": draw_batch,
     "pages": draw_pages,
 }
+PAPER: dict[str, Callable[[], str]] = {
+    "increments": draw_increments,
+    "serving": draw_serving,
+    "partitions": draw_partitions,
+    "planes": draw_planes,
+}
 
 
 def main() -> None:
-    """Run the tour and print one figure of it."""
+    """Print one figure: of the tour, after running it, or of the paper."""
     parser = argparse.ArgumentParser(prog="python -m scripts.figures", description=__doc__)
-    parser.add_argument("name", choices=FIGURES, help="name of the figure")
-    print(FIGURES[parser.parse_args().name](take_tour()), end="")
+    parser.add_argument("name", choices=(*FIGURES, *PAPER), help="name of the figure")
+    name = parser.parse_args().name
+    print(PAPER[name]() if name in PAPER else FIGURES[name](take_tour()), end="")
 
 
 if __name__ == "__main__":
