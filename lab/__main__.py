@@ -17,11 +17,13 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "beyond": Command("lab.paper.beyond", "tails, sensitivities and later schedulers with the paper's workload"),
+    "control": Command("lab.control_plane", "plans to another process by ZeroMQ and by a collective"),
     "fit": Command("lab.paper.held_out", "fit one pair of shares to 101B and 341B, to predict 175B"),
     "overlay": Command("lab.reproduce.overlay", "draw all figures over the paper's points on one page"),
     "pages": Command("lab.pages", "write the numbers of the pages again, from the recorded results"),
     "reproduce": Command("lab.reproduce.command", "the paper's Figures 8 to 11 and Table 1, with a verdict each"),
     "whatif": Command("lab.reproduce.whatif", "Figure 10 with other numbers and other seeds"),
+    "workers": Command("lab.workers", "throughput of a pipeline over its iterations in flight"),
 }
 
 

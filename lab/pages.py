@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lab import control_plane, workers
 from orca_jax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "ARTIFACT.md", "docs/paper.md")
-BLOCKS: Mapping[str, Callable[[], str]] = {}
+BLOCKS: Mapping[str, Callable[[], str]] = {"control": control_plane.block, "workers": workers.block}
 """Blocks of Markdown by name."""
 _MARKED = re.compile(r"<!-- from lab: (?P<what>[^>]+?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 

@@ -1,16 +1,17 @@
-"""The figures of docs/how_it_works.md are current, and its sentences are true of their run."""
+"""The drawn figures of the pages are current, and the sentences of docs/how_it_works.md are true of their run."""
 
 import re
 from xml.etree import ElementTree
 
 import pytest
 
-from scripts.figures.__main__ import FIGURES
+from scripts.figures.__main__ import FIGURES, PAPER
+from scripts.figures.paper import fed_tokens
 from scripts.figures.tour import BUDGET, Tour, take_tour
 from tests.docs.pages import blocks, links
 from tests.project.source import ROOT
 
-PAGE = "docs/how_it_works.md"
+PAGES = dict.fromkeys(FIGURES, "docs/how_it_works.md") | dict.fromkeys(PAPER, "docs/paper.md")
 
 
 @pytest.fixture(scope="module")
@@ -18,24 +19,32 @@ def tour() -> Tour:
     return take_tour()
 
 
-@pytest.mark.parametrize("name", FIGURES)
+def drawn(name: str, tour: Tour) -> str:
+    return PAPER[name]() if name in PAPER else FIGURES[name](tour)
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_figures_are_current(name: str, tour: Tour) -> None:
     written = (ROOT / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-    assert written == FIGURES[name](tour), f"run: python -m scripts.figures {name} > docs/figures/{name}.svg"
+    assert written == drawn(name, tour), f"run: python -m scripts.figures {name} > docs/figures/{name}.svg"
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_in_the_page_with_their_commands(name: str, tour: Tour) -> None:
-    assert f"figures/{name}.svg" in list(links(PAGE))
-    assert f"python -m scripts.figures {name} > docs/figures/{name}.svg\n" in [block.text for block in blocks(PAGE)]
-    root = ElementTree.fromstring(FIGURES[name](tour))
+@pytest.mark.parametrize(("name", "page"), PAGES.items())
+def test_figures_are_in_their_page_with_their_commands(name: str, page: str, tour: Tour) -> None:
+    assert f"figures/{name}.svg" in list(links(page))
+    lines = [line for block in blocks(page) for line in block.text.splitlines()]
+    assert f"python -m scripts.figures {name} > docs/figures/{name}.svg" in lines
+    text = drawn(name, tour)
+    root = ElementTree.fromstring(text)
     sizes = [int(text.get("font-size", "0")) for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert min(sizes) >= 13, "half of it would not be legible"
     used = {name for each in root.iter() for name in (each.get("class") or "").split()}
-    light, dark = re.findall(r"<style>(.*?)@media \(prefers-color-scheme: dark\)\{(.*?)</style>", FIGURES[name](tour))[
-        0
-    ]
+    light, dark = re.findall(r"<style>(.*?)@media \(prefers-color-scheme: dark\)\{(.*?)</style>", text)[0]
     assert all(f".{each}{{" in light and f".{each}{{" in dark for each in used)
+
+
+def test_only_the_newest_token_goes_in_after_the_prompt() -> None:
+    assert fed_tokens() == [(0, 2), (2, 3), (3, 4), (4, 5)]
 
 
 def work(tour: Tour, name: str) -> dict[int, tuple[int, int]]:

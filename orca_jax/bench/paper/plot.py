@@ -10,11 +10,16 @@ Curves = Mapping[str, Mapping[str, Sequence[Point]]]
 
 
 def plot_curves(
-    path: str, title: str, curves: Curves, digitised: Curves, limits: tuple[float, float] | None = (25, 2500)
+    path: str,
+    title: str,
+    curves: Curves,
+    digitised: Curves,
+    limits: tuple[float, float] | None = (25, 2500),
+    latency: str = "median normalised latency, ms/token",
 ) -> None:
-    """Draw a panel per model or workload: median normalised latency over throughput, both as in Figure 10.
+    """Draw a panel per model or workload: the latency over the throughput, as in Figures 10 and 11.
 
-    `limits` are those of the latency; None: they follow from the points.
+    `limits` are those of the latency; None: they follow from the points. `latency` is the text of its axis.
 
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written; `param` is "plot".
@@ -33,7 +38,7 @@ def plot_curves(
         use_plain_numbers(axes.yaxis)
         axes.set_xlim(left=0)
         axes.grid(visible=True, which="both", alpha=0.25)
-    panels[0].set_ylabel("median normalised latency, ms/token")
+    panels[0].set_ylabel(latency)
     figure.suptitle(title)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     save_plot(figure, path)

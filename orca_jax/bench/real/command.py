@@ -116,7 +116,8 @@ def draw(directory: str, figure: str, found: Mapping[str, Any]) -> None:
         plot_batches(path, found["batch_sizes"], found["batch_ms"], "")
     else:
         title = f"{figure.replace('fig', 'Figure ')}, measured: {found['config']['model']}"
-        plot_curves(path, title, found["curves"], {}, limits=None)
+        latency = "median latency" if found["latency_unit"] == "ms" else "median normalised latency"
+        plot_curves(path, title, found["curves"], {}, limits=None, latency=f"{latency}, {found['latency_unit']}")
 
 
 def _print(figure: str, found: dict[str, Any]) -> None:
@@ -129,7 +130,7 @@ def _print(figure: str, found: dict[str, Any]) -> None:
         return
     for kind, systems in found["curves"].items():
         rows = {name: "  ".join(f"{x:.3g}:{y:.0f}" for x, y in points) for name, points in systems.items()}
-        print_table(f"{figure}, {kind}: requests/s : ms per token", rows)
+        print_table(f"{figure}, {kind}: requests/s : {found['latency_unit']}", rows)
         print_table("saturation, requests/s", found["saturation"][kind])
     if found.get("headline_ratio") is not None:
         title = f"headline at {found['headline_latency_ms']:.0f} ms per token"

@@ -1,21 +1,21 @@
 """Curves of systems in alternation: at each load every system runs once, in changing order."""
 
 import math
-import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orca_jax.bench.paper.curves import Point, throughput_along, throughput_at
-from orca_jax.bench.paper.runs import Lengths, RunResult, poisson
+from orca_jax.bench.paper.curves import NONE, Point, throughput_along, throughput_at
+from orca_jax.bench.paper.runs import Lengths, poisson
 from orca_jax.bench.paper.systems import parse_system
 from orca_jax.bench.real.budget import LEAST_REQUESTS, PlannedRun, seconds_of_a_run
 from orca_jax.bench.real.laboratory import Laboratory
 
 LOADS = (0.4, 0.7, 0.85, 1.0, 1.3)
 """Arrival rates of a curve, as multiples of the throughput with all requests at once."""
-BATCHES = 2
+BATCHES = 6
 """The fewest batches of the largest size in a run of a curve: the rate of a single one is that of its last tokens."""
 HALVINGS = 3
 """Of the rates between two points of a curve, to find the throughput at a latency; each costs a run."""
@@ -36,6 +36,7 @@ class Sweep:
         names: of the systems.
         seed: of arrivals and prompts.
         loads: in rising order, as `LOADS`.
+        is_normalized: False: the latency of a point is not divided by the generated tokens.
     """
 
     laboratory: Laboratory
@@ -43,14 +44,15 @@ class Sweep:
     names: Sequence[str]
     seed: int
     loads: Sequence[float] = LOADS
+    is_normalized: bool = True
     runs: list[dict[str, Any]] = field(default_factory=list)  # in the order of time
     curves: dict[str, list[Point]] = field(default_factory=dict)
     saturations: dict[str, float] = field(default_factory=dict)  # requests per second
 
     def saturate(self) -> None:
-        """Measure each system with all requests there from the start: 3 batches, and at least `LEAST_REQUESTS`."""
+        """Measure each system with all requests there from the start."""
         for name in self.names:
-            count = max(3 * parse_system(name).max_bs, LEAST_REQUESTS)
+            count = _planned(name, 1.0).least
             self.saturations[name] = self._run(name, count, None).throughput
 
     def measure(self, minutes: float, headline: Sequence[str] = ()) -> float:
@@ -64,12 +66,12 @@ class Sweep:
             for name in order:
                 top = self.saturations[name]
                 count = _planned(name, load).requests(seconds, top)
-                self.curves[name].append(Point(*self._run(name, count, load * top, load).point))
+                self.curves[name].append(self._run(name, count, load * top, load))
             order.reverse()
         return seconds
 
     def at_latency(self, latency: float, names: Sequence[str], seconds: float) -> dict[str, Point]:
-        """The point of highest throughput of each system with at most this latency.
+        """The point of highest throughput of each system with at most this latency; NONE if its curve stays below.
 
         The rates between the last point below the latency and the first above it are halved, in alternation.
         """
@@ -79,33 +81,38 @@ class Sweep:
         top, curve = self.saturations[name], self.curves[name]
         above = next((n for n, point in enumerate(curve) if point.latency > latency), None)
         if above is None:
-            return curve[-1]
+            return NONE
         count = _planned(name, 0.9, HEADLINE_WEIGHT).requests(seconds, top)
         low, best = (self.loads[above - 1], curve[above - 1]) if above else (0.0, Point(0.0, math.nan))
 
         def run(rate: float) -> Point:
-            return Point(*self._run(name, count, rate, rate / top).point)
+            return self._run(name, count, rate, rate / top)
 
         return throughput_at(latency, run, self.loads[above] * top, HALVINGS, low * top, best)
 
-    def _run(self, name: str, count: int, rate: float | None, load: float | None = None) -> RunResult:
+    def _run(self, name: str, count: int, rate: float | None, load: float | None = None) -> Point:
         requests = self.workload(count)
         arrivals = arrivals_at(rate, count, self.seed)
-        system, start, busy = parse_system(name), time.monotonic(), os.getloadavg()[0]
-        result = self.laboratory.run(system, requests, arrivals, seed=self.seed)
+        system, start = parse_system(name), time.monotonic()
+        result, machine = self.laboratory.quiet.run(
+            lambda: self.laboratory.run(system, requests, arrivals, seed=self.seed)
+        )
         result = replace(result, throughput=steady_throughput(result.ends))
+        warm = count - len(result.normalized)
+        latency = 1e3 * statistics.median([end - at for end, at in zip(result.ends, arrivals, strict=True)][warm:])
         self.runs.append(
             {"system": name, "load": load, "rate": rate, "requests": count, "measured_requests": len(result.normalized)}
-            | {"seconds": time.monotonic() - start, "load_average": busy}
+            | {"seconds": time.monotonic() - start, **machine}
             | ({"requests_per_s": result.throughput} if rate is None else result.figures)
+            | {"median_latency_ms": latency}
         )
-        throughput, latency = result.point
-        shown = f"{throughput:.3g} requests/s, {latency:.0f} ms/token"
+        point = Point(result.throughput, result.point[1] if self.is_normalized else latency)
+        shown = f"{point.throughput:.3g} requests/s, {point.latency:.0f} {'ms/token' if self.is_normalized else 'ms'}"
         print(
             f"  {name:<12} {count:>4} requests, {'all at once' if rate is None else f'{rate:.3g}/s'}: {shown}",
             flush=True,
         )
-        return result
+        return point
 
 
 def _planned(name: str, load: float, weight: float = 1.0) -> PlannedRun:

@@ -4,6 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, scaled
@@ -14,7 +15,7 @@ from orca_jax.bench.real.laboratory import Laboratory
 SYSTEMS = {
     "fig9": ("orca(32)", "ft(32,32)"),
     "fig10": ("ft(1,1)", "ft(8,8)", "orca(8)", "orca(32)", "chunked(32)"),
-    "fig11": ("ft(1,1)", "ft(8,8)", "orca(8)", "orca(32)"),
+    "fig11": ("orca(1)", "ft(8,8)", "orca(8)", "orca(32)"),
 }
 """Systems of each figure by default."""
 EQUAL = {"(32,32)": (32, 32), "(256,256)": (256, 256)}
@@ -27,6 +28,9 @@ PASSES = 3
 MULTIPLES = (1.0, 2.0, 4.0)
 """Of the normalised execution time of a full batch: latencies at which systems are compared along their curves."""
 
+Batches = Mapping[str, Callable[[int], tuple[str, Sequence[Lengths]]]]
+"""By name, the engine of a batch and its requests, by its size."""
+
 
 def figure_9(laboratory: Laboratory, seed: int, sizes: Sequence[int] = MICRO_BATCHES, passes: int = PASSES) -> Any:
     """The time of one batch over its size, by engine and workload.
@@ -38,7 +42,8 @@ def figure_9(laboratory: Laboratory, seed: int, sizes: Sequence[int] = MICRO_BAT
     generated = scaled(MICRO_GENERATED, scale)
     found: dict[str, dict[str, list[float]]] = {}
     spread: dict[str, float] = {}
-    kinds: dict[str, dict[str, Callable[[int], tuple[str, Sequence[Lengths]]]]] = {
+    machine: list[dict[str, Any]] = []
+    kinds: dict[str, Batches] = {
         "equal": {
             f"{engine}({scaled(num, scale)})": _equal(engine, scaled(num, scale), generated)
             for engine in ("orca", "ft")
@@ -50,10 +55,11 @@ def figure_9(laboratory: Laboratory, seed: int, sizes: Sequence[int] = MICRO_BAT
         taken: dict[str, list[list[float]]] = {name: [[] for _ in sizes] for name in engines}
         order = list(engines)
         for _ in range(passes):
-            for number, size in enumerate(sizes):
-                for name in order:
-                    engine, requests = engines[name](size)
-                    taken[name][number].append(1e3 * batch_seconds(laboratory, engine, requests))
+            seconds, about = laboratory.quiet.run(partial(_one_pass, laboratory, engines, order, sizes))
+            machine.append({"kind": kind, **about})
+            for name, times in seconds.items():
+                for number, each in enumerate(times):
+                    taken[name][number].append(1e3 * each)
             order.reverse()
         found[kind] = {name: [statistics.median(each) for each in times] for name, times in taken.items()}
         spread[kind] = statistics.median(max(each) / min(each) for times in taken.values() for each in times)
@@ -64,11 +70,23 @@ def figure_9(laboratory: Laboratory, seed: int, sizes: Sequence[int] = MICRO_BAT
         "batch_ms": found,
         "batch_sizes": list(sizes),
         "passes": passes,
+        "runs": machine,
         "most_by_least_of_passes": spread,
         "padded_by_merged": [theirs / ours for ours, theirs in zip(merged, padded, strict=True)],
         "generated_tokens": {"equal": generated, "unequal": [scaled(1, scale), scaled(128, scale)]},
         "prompt_tokens": {"unequal": [scaled(32, scale), scaled(512, scale)]},
     }
+
+
+def _one_pass(
+    laboratory: Laboratory, engines: Batches, order: Sequence[str], sizes: Sequence[int]
+) -> dict[str, list[float]]:
+    """The seconds of a batch of each size, by engine; at each size the engines run in this order."""
+    seconds: dict[str, list[float]] = {name: [] for name in order}
+    for size in sizes:
+        for name in order:
+            seconds[name].append(batch_seconds(laboratory, *engines[name](size)))
+    return seconds
 
 
 def batch_seconds(laboratory: Laboratory, engine: str, requests: Sequence[Lengths]) -> float:
@@ -118,7 +136,7 @@ def figure_10(
         "normalized_execution_ms": base,
         "headline_latency_ms": 2 * base,
         "headline_points": {name: point if point.throughput else None for name, point in points.items()},
-        "headline_ratio": ours / theirs if theirs else None,
+        "headline_ratio": ours / theirs if ours and theirs else None,
         "saturation_ratio": sweep.saturations[pair[0]] / sweep.saturations[pair[1]],
         "ratios_along_curves": ratios(sweep.curves, *pair, [multiple * base for multiple in MULTIPLES]),
     }
@@ -135,14 +153,14 @@ def execution_ms(laboratory: Laboratory, size: int) -> float:
 def figure_11(
     laboratory: Laboratory, names: Sequence[str], seed: int, minutes: float, loads: Sequence[float] = LOADS
 ) -> dict[str, Any]:
-    """The curves of equal requests; each workload has half of the time."""
+    """The curves of equal requests, whose latency is not normalised; each workload has half of the time."""
     start = time.monotonic()
     sweeps = {}
     for number, (kind, lengths) in enumerate(EQUAL.items(), 1):
         equal = [scaled(length, laboratory.scale) for length in lengths]
         label = f"({equal[0]},{equal[1]})"
         print(f"{label}, after {kind} of the paper", flush=True)
-        sweeps[label] = sweep = Sweep(laboratory, _homogeneous(*equal), names, seed, loads)
+        sweeps[label] = sweep = Sweep(laboratory, _homogeneous(*equal), names, seed, loads, is_normalized=False)
         sweep.saturate()
         sweep.measure(minutes * number / len(EQUAL) - (time.monotonic() - start) / 60)
     return _of_sweeps(sweeps, laboratory, start)
@@ -165,6 +183,7 @@ def _of_sweeps(sweeps: Mapping[str, Sweep], laboratory: Laboratory, start: float
         "curves": {kind: sweep.curves for kind, sweep in sweeps.items()},
         "saturation": {kind: sweep.saturations for kind, sweep in sweeps.items()},
         "loads": list(next(iter(sweeps.values())).loads),
+        "latency_unit": "ms/token" if next(iter(sweeps.values())).is_normalized else "ms",
         "runs": {kind: sweep.runs for kind, sweep in sweeps.items()},
         "length_scale": laboratory.scale,
         "seconds": time.monotonic() - start,

@@ -4,12 +4,13 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orca_jax.bench.feed import RealWaits, sleep_until
 from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, serve
 from orca_jax.bench.paper.systems import System
+from orca_jax.bench.real.quiet import Quiet
 from orca_jax.build.settings import adapted
 from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.engine import Engine
@@ -48,6 +49,7 @@ class Laboratory:
         reschedule: gives the engine the scheduler of other settings, and an empty pool.
         header: of timelines; None: no timelines.
         dtype: of the model's weights and products.
+        quiet: watches the machine.
     """
 
     engine: Engine
@@ -58,6 +60,7 @@ class Laboratory:
     reschedule: Callable[[EngineConfig], None]
     header: TimelineHeader | None = None
     dtype: str = "none"
+    quiet: Quiet = field(default_factory=Quiet)
 
     @property
     def vocab_size(self) -> int:

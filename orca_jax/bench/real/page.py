@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ FILES = {figure: f"paper-real-{figure}" for figure in ("fig9", "fig10", "fig11")
 """Names of files without their endings."""
 HELD_OUT = "held_out"
 NAMES = FILES | {HELD_OUT: "held-out"}
-USUAL_MODEL = "preset:gpt2"
+USUAL_MODEL = "preset:distilgpt2"
 """The model whose figures have the names in `FILES`. Those of other models have the model's name after them."""
 BEGIN, END = "<!-- begin: bench paper_real page -->", "<!-- end: bench paper_real page -->"
 HELD_BEGIN, HELD_END = "<!-- begin: bench held_out page -->", "<!-- end: bench held_out page -->"
@@ -112,7 +112,16 @@ def held_out_section(found: Mapping[str, Found]) -> str:
     count = result["num_requests"]
     tail = p99_name(count - int(count * WARM_UP))
     heads = [head.format(tail=tail) for head in SHOWN.values()]
-    return "\n".join(["", _where(title, result, NAMES[HELD_OUT]), _table(["", *heads], rows)])
+    about = [_where(title, result, NAMES[HELD_OUT]), table(["", *heads], rows)]
+    errors = [_largest_errors(result[part]) for part in ("model", "held_out_model") if part in result]
+    text = "The largest errors of throughput and median normalised latency are {} for the model of the fit".format
+    after = "" if len(errors) == 1 else f", and {errors[1]} for the other model, by the scaled cost"
+    return "\n".join(["", *about, f"{text(errors[0])}{after}.\n"])
+
+
+def _largest_errors(part: Mapping[str, Any]) -> str:
+    keys = ("requests_per_s", "median_normalized_latency_ms")
+    return " and ".join(f"{max(abs(run[key]['error']) for run in part['runs'].values()):.1%}" for key in keys)
 
 
 def _error(row: Mapping[str, float]) -> str:
@@ -146,7 +155,7 @@ def _figure_9(found: Found) -> list[str]:
         f"requests have {prompts[0]} to {prompts[1]} and {outputs['unequal'][0]} to {outputs['unequal'][1]} tokens; "
         "`merged` batches are selective, and in `padded` ones each prompt and output is as long as the longest: at "
         f"{sizes[-1]} requests they take **{ratio:.2f} times** as long.\n",
-        _table(["batch of", *map(str, sizes)], rows),
+        table(["batch of", *map(str, sizes)], rows),
         _picture("Time of a batch over its size", found),
     ]
 
@@ -154,22 +163,30 @@ def _figure_9(found: Found) -> list[str]:
 def _figure_10(found: Found) -> list[str]:
     lines = [_about("Figure 10", found), _curves_table(found, "paper")]
     if found.get("headline_points"):
-        points = found["headline_points"].items()
-        each = " and ".join([f"{name} {point[0] if point else 0:.3g} requests/s" for name, point in points])
-        times = "" if found["headline_ratio"] is None else f": a ratio of **{found['headline_ratio']:.2f}**"
-        lines.append(
-            f"- **Headline.** At {found['headline_latency_ms']:.0f} ms per token, twice the normalised execution time "
-            f"of a full batch as in the paper, the systems serve {each}{times}. With all requests at once the ratio is "
-            f"{found['saturation_ratio']:.2f}.\n"
-        )
+        lines.append(f"- **Headline.** {_headline(found)}\n")
     return [*lines, _picture("Median normalised latency over throughput", found)]
+
+
+def _headline(found: Found) -> str:
+    """The throughputs at the paper's latency, if both systems reached it, and with all requests at once."""
+    points, latency = found["headline_points"], f"{found['headline_latency_ms']:.0f} ms per token"
+    ours, theirs = points
+    at_once = f"With all requests at once {ours} serves {found['saturation_ratio']:.2f} times the requests of {theirs}."
+    if found["headline_ratio"] is None:
+        short = " and ".join([name for name, point in points.items() if point is None])
+        return f"There is no ratio at {latency}: {short} did not reach this latency in these runs. {at_once}"
+    each = " and ".join([f"{name} {point[0]:.3g} requests/s" for name, point in points.items()])
+    return (
+        f"At {latency}, twice the normalised execution time of a full batch as in the paper, the systems serve {each}: "
+        f"a ratio of **{found['headline_ratio']:.2f}**. {at_once}"
+    )
 
 
 def _figure_11(found: Found) -> list[str]:
     lines = [_about("Figure 11", found)]
     for kind in found["curves"]:
         lines += [f"Requests of {kind} input and output tokens:\n", _curves_table(found, kind)]
-    return [*lines, _picture("Median normalised latency of equal requests over throughput", found)]
+    return [*lines, _picture("Median latency of equal requests over throughput", found)]
 
 
 def _about(title: str, found: Found) -> str:
@@ -182,27 +199,41 @@ def _picture(title: str, found: Found) -> str:
 
 def _where(title: str, found: Found, file: str) -> str:
     """A paragraph: the command, the machine and its load."""
-    machine, config = found["hardware"], found["config"]
+    groups = found.get("runs", [])
+    runs = [run for group in groups.values() for run in group] if isinstance(groups, Mapping) else groups
+    return f"{title} {machine_of(found, runs)} ([JSON](measured/{file}.json)).\n"
+
+
+def machine_of(found: Found, runs: Sequence[Found]) -> str:
+    """The command of a result, its date and commit, the machine, and how much others disturbed its runs."""
+    machine = found["hardware"]
+    dtype = f" ({found['dtype']})" if "dtype" in found else ""
     flags = ", ".join(machine["cpu_flags"]) or "none"
-    return (
-        f"{title} `{found['command']}`, {found['began'][:10]}, commit {found['commit']}; "
-        f"{config['model']} ({found['dtype']}), {machine['devices']}, {machine['cores']} cores, {machine['cpu']} "
-        f"({flags}); load average {found['load_average'][0]:.1f} before ([JSON](measured/{file}.json)).\n"
+    text = (
+        f"`{found['command']}`, {found['began'][:10]}, commit {found['commit']}; {found['config']['model']}{dtype}, "
+        f"{machine['devices']}, {machine['cores']} cores, {machine['cpu']} ({flags}); load average "
     )
+    if not runs:  # results before this was noted
+        return f"{text}{found['load_average'][0]:.1f} before"
+    load, steal = max(run["load_average"] for run in runs), max(run["steal"] or 0.0 for run in runs)
+    repeated = sum(run["attempts"] > 1 for run in runs)
+    return f"{text}at most {load:.1f} after a run, steal at most {steal:.1%}; {repeated} of {len(runs)} runs repeated"
 
 
 def _curves_table(found: Found, kind: str) -> str:
     """A row for each system: its saturation, and the median latency at each load."""
     curves, saturations = found["curves"][kind], found["saturation"][kind]
-    head = ["", "saturation, requests/s", *(f"ms per token at {load:g} of it" for load in found["loads"])]
+    unit = {"ms": "ms", "ms/token": "ms per token"}[found["latency_unit"]]
+    head = ["", "saturation, requests/s", *(f"{unit} at {load:g} of it" for load in found["loads"])]
     rows = [
         [name, f"{saturations[name]:.3g}", *(f"{latency:,.0f}" for _, latency in points)]
         for name, points in curves.items()
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 

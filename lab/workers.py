@@ -1,0 +1,134 @@
+"""Throughput of a pipeline on the real engine over the iterations in flight: Algorithm 1's `n_workers`.
+
+All requests are there from the start and have equal lengths. The numbers of iterations in flight take turns in each
+pass. On a CPU each stage has a device of its own, with one thread for its products; more stages than cores share them.
+The exit status is 1 if the tokens differ, or if two stages on two cores gain less than `LEAST_GAIN`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orca_jax.bench.measure import reschedule, warm_up
+from orca_jax.bench.real.opening import surroundings
+from orca_jax.bench.real.page import machine_of, table
+from orca_jax.bench.real.quiet import Quiet
+from orca_jax.bench.workload.generate import WorkloadRequest
+from orca_jax.build.engine import build_engine
+from orca_jax.config import EngineConfig
+from orca_jax.engine import Engine
+from orca_jax.reporting import rounded, write_file
+from orca_jax.request import SamplingParams
+
+RESULT = Path(__file__).parent / "results" / "workers.json"
+LEAST_GAIN = 1.2
+"""Of two iterations in flight over one, with two stages on two cores or more."""
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    parser.add_argument("--model", default="preset:gpt2", metavar="MODEL", help="default: preset:gpt2")
+    parser.add_argument("--stages", type=int, nargs="+", default=[2, 4], metavar="N", help="pipelines (default: 2 4)")
+    parser.add_argument("--max-bs", type=int, default=8, metavar="N", help="requests of an iteration (default: 8)")
+    parser.add_argument("--num-requests", type=int, default=48, metavar="N", help="requests of a pass (default: 48)")
+    parser.add_argument("--tokens", type=int, nargs=2, default=[64, 32], metavar="N", help="of each (default: 64 32)")
+    parser.add_argument("--passes", type=int, default=3, metavar="N", help="the median counts (default: 3)")
+    parser.add_argument("--record", action="store_true", help="write the result into lab/results")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; print a line for each number of iterations in flight, and JSON."""
+    import jax
+
+    with contextlib.suppress(RuntimeError):  # the devices are open already, as in tests
+        jax.config.update("jax_num_cpu_devices", max([*args.stages, os.cpu_count() or 1]))
+    config = EngineConfig(args.model, scheduler="orca", max_num_seqs=args.max_bs, max_model_len=sum(args.tokens),
+                          progress=False)  # fmt: skip
+    found = surroundings(config) | {"tokens": args.tokens, "num_requests": args.num_requests, "passes": args.passes}
+    found["command"] = found["command"].replace("orca_jax.bench", "lab", 1)
+    found["pipelines"] = {str(stages): measure(config, stages, args) for stages in args.stages}
+    found["verdict"] = verdict(found)
+    if args.record:
+        write_file(RESULT, (json.dumps(rounded(found), indent=1) + "\n").encode())
+    print(json.dumps(rounded(found)))
+    return int(found["verdict"] == "FAIL")
+
+
+def measure(config: EngineConfig, stages: int, args: argparse.Namespace) -> dict[str, Any]:
+    """The rates of a pipeline, by iterations in flight up to one more than its stages."""
+    numbers = list(range(1, stages + 2))
+    largest = replace(config, pipeline_parallel_size=stages, n_workers=numbers[-1])
+    num_prompt, num_output = args.tokens
+    rates: dict[int, list[float]] = {number: [] for number in numbers}
+    machine: list[dict[str, Any]] = []
+    tokens, quiet = [], Quiet()
+    with build_engine(largest) as built:
+        dice = random.Random(0)
+        prompts = [dice.choices(range(built.model_config.vocab_size), k=num_prompt) for _ in range(args.num_requests)]
+        warm_up(built.engine, [WorkloadRequest(0.0, tuple(each), num_output) for each in prompts])
+        for _ in range(args.passes):
+            for number in numbers:
+                reschedule(built, replace(largest, n_workers=number))
+                (seconds, ids), about = quiet.run(lambda: serve(built.engine, prompts, num_output))
+                rates[number].append(len(prompts) * num_output / seconds)
+                machine.append({"n_workers": number, **about})
+                tokens.append(ids)
+            numbers.reverse()
+    median = {str(number): statistics.median(each) for number, each in rates.items()}
+    for name, rate in median.items():
+        print(f"{stages} stages, n_workers {name}: {rate:.1f} tokens/s, {rate / median['1']:.2f} times one", flush=True)
+    gain = {name: rate / median["1"] for name, rate in median.items()}
+    equal = all(each == tokens[0] for each in tokens)
+    return {"tokens_per_s": median, "gain": gain, "equal_tokens": equal, "all_passes": rates, "runs": machine}
+
+
+def serve(engine: Engine, prompts: Sequence[Sequence[int]], num_output: int) -> tuple[float, dict[str, list[int]]]:
+    """Serve all prompts at once; return the seconds and the ids of each request."""
+    start = time.perf_counter()
+    ids: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        engine.add(str(index), prompt, SamplingParams(num_output, temperature=0.0, ignore_eos=True))
+    while engine.has_work:
+        for update in engine.step():
+            assert update.error is None, update.error
+            ids.setdefault(update.request_id, []).extend(update.new_ids)
+    return time.perf_counter() - start, ids
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """PASS, FAIL, or a dash if the machine cannot show the gain."""
+    pipelines = found["pipelines"]
+    if not all(each["equal_tokens"] for each in pipelines.values()):
+        return "FAIL"
+    if "2" not in pipelines or (found["hardware"]["cores"] or 1) < 2:
+        return "-"
+    return "PASS" if pipelines["2"]["gain"]["2"] >= LEAST_GAIN else "FAIL"
+
+
+def block() -> str:
+    """The table of the recorded result, in Markdown."""
+    found = json.loads(RESULT.read_text(encoding="utf-8"))
+    cores, rows = found["hardware"]["cores"], []
+    for stages, each in found["pipelines"].items():
+        place = f"{stages} on {cores} cores" + (", oversubscribed" if int(stages) > cores else "")
+        same = "equal" if each["equal_tokens"] else "DIFFERENT"
+        rows += [
+            [place, number, f"{rate:.1f}", f"{each['gain'][number]:.2f}", same]
+            for number, rate in each["tokens_per_s"].items()
+        ]
+    head = ["stages", "iterations in flight", "tokens/s", "times one in flight", "tokens"]
+    runs = [run for each in found["pipelines"].values() for run in each["runs"]]
+    num_prompt, num_output = found["tokens"]
+    return (
+        f"{table(head, rows)}\n{machine_of(found, runs)}. {found['num_requests']} requests of "
+        f"{num_prompt} and {num_output} tokens, {found['config']['max_num_seqs']} in an iteration; the median of "
+        f"{found['passes']} passes. Two in flight on two stages: **{found['verdict']}**."
+    )
