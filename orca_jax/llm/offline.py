@@ -35,7 +35,7 @@ from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer
 
 
-class _Prepared(NamedTuple):
+class _CheckedPrompt(NamedTuple):
     """A prompt that was checked, with what the engine needs."""
 
     prompt: PlainPrompt
@@ -284,7 +284,7 @@ class LLM:
         check_pooling(params, pools=pools)
         urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
         adapters = self._loras.names(lora_request, len(prompts))
-        prepared: list[_Prepared] = []
+        prepared: list[_CheckedPrompt] = []
         for index, given in enumerate(prompts):
             with naming(index):
                 prepared.append(self._prepare(given, params[index], has_special_tokens))
@@ -300,16 +300,16 @@ class LLM:
             raise
         return call, added
 
-    def _prepare(self, given: PromptInput, params: SamplingParams, has_special_tokens: bool) -> _Prepared:
+    def _prepare(self, given: PromptInput, params: SamplingParams, has_special_tokens: bool) -> _CheckedPrompt:
         """Check and encode a prompt, and compile its grammar, beside the turns of other threads."""
         prompt = plain_prompt(given)
         sizes = self.tokenizer, self.max_model_len
         ids, in_ids = encode_prompt(prompt, params, *sizes, self._threads, has_special_tokens)
         structured, compiler = params.structured, self._grammars.compile
         constraints = [None if structured is None else compiler(structured) for _ in range(params.n)]
-        return _Prepared(prompt, params, ids, in_ids, constraints)
+        return _CheckedPrompt(prompt, params, ids, in_ids, constraints)
 
-    def _add_one(self, call: OfflineCall, one: _Prepared, urgency: Urgency, adapter: str | None) -> OpenPrompt:
+    def _add_one(self, call: OfflineCall, one: _CheckedPrompt, urgency: Urgency, adapter: str | None) -> OpenPrompt:
         """Add the candidates of one prompt, in a turn."""
         prompt, params, ids, in_ids, constraints = one
         request_id = str(next(self._numbers))
