@@ -20,7 +20,8 @@ install_compilers() {
     rm -rf "$COMPILERS"
     mkdir -p "$COMPILERS"
     if "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-compile \
-        --requirement "$COMPILER_PINS" --target "$COMPILERS" >"$COMPILERS/install.log" 2>&1; then
+        --require-hashes --only-binary :all: --requirement "$COMPILER_PINS" --target "$COMPILERS" \
+        >"$COMPILERS/install.log" 2>&1; then
         wanted_compilers >"$COMPILERS/installed.txt"
     else
         say "warning: pip could not install the compilers (see $COMPILERS/install.log); tests that need them are skipped."

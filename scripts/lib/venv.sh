@@ -1,6 +1,6 @@
 # Sourced by scripts/{serve,test,check}. `ensure_venv [extra]` sets $PYTHON to the interpreter of <root>/.venv, with the
-# project installed editable at the versions of constraints.txt. It needs only bash and a Python >= 3.12. It may be
-# interrupted at any point, and several may run at the same time.
+# files of requirements/ whose hashes are right, and the project installed editable. It needs only bash and a
+# Python >= 3.12. It may be interrupted at any point, and several may run at the same time.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 VENV=$ROOT/.venv
@@ -16,7 +16,7 @@ die() {
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; }
 
-# Prints the candidate interpreters, best first: the pins of constraints.txt are tested most on 3.12.
+# Prints the candidate interpreters, best first: the pins are tested most on 3.12.
 candidate_pythons() {
     local name version
     local pyenv=${PYENV_ROOT:-${HOME:-}/.pyenv}/versions
@@ -61,7 +61,7 @@ find_python() {
 fingerprint() {
     printf 'root %s\nextra %s\n' "$ROOT" "$1"
     "$PYTHON" -c 'import sys; print(sys.version)'
-    cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt"
+    cat "$ROOT/pyproject.toml" "$ROOT/requirements/run.txt" "$ROOT/requirements/${1:-run}.txt"
 }
 
 stamp() { printf '%s\n' "$VENV/.orca-installed${1:+-$1}"; }
@@ -95,13 +95,19 @@ make_venv() {
     "$base" -m venv --clear "$VENV" || die "could not create $VENV"
 }
 
+# Wheels with known hashes only. The project itself has no hash, so it comes alone, and is built by what is installed.
+install_files() {
+    local pip=("$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input)
+    "${pip[@]}" --require-hashes --only-binary :all: --requirement "$ROOT/requirements/${1:-run}.txt" &&
+        "${pip[@]}" --no-deps --no-build-isolation --editable "$ROOT"
+}
+
 install() {
     local extra=$1 log=$VENV/install.log
     rm -f "$VENV"/.orca-installed*
     touch "$INSTALLING"
     say "Installing orca-jax${extra:+[$extra]}; the first time this takes a few minutes."
-    if ! "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input \
-        --constraint "$ROOT/constraints.txt" --editable "$ROOT${extra:+[$extra]}" >"$log" 2>&1; then
+    if ! install_files "$extra" >"$log" 2>&1; then
         rm -f "$INSTALLING" # pip ended by itself and left nothing half-written
         cat "$log" >&2
         die "pip could not install orca-jax; see its messages above or in $log"

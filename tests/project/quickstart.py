@@ -22,7 +22,7 @@ BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DO
 ERRORS: list[str] = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 
 SMALL = "--max-num-seqs 4 --max-num-batched-tokens 64"  # few programs to compile
-CLONED = ("orca_jax", "scripts", "checkpoints", "examples", "pyproject.toml", "constraints.txt")
+CLONED = ("orca_jax", "scripts", "checkpoints", "examples", "requirements", "pyproject.toml", "constraints.txt")
 
 # The real Python, except for installations and the port.
 PYTHON = """#!/usr/bin/env bash

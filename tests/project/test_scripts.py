@@ -22,6 +22,7 @@ case "$1 ${{2:-}}" in
 "-c "*) exec {python} "$@" ;;
 "-m venv") echo "venv" >>$record; rm -rf "${{@: -1}}"; mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python" ;;
 "-m pip") [ "$3" = install ] || exit 0
+    case "$*" in *--require-hashes*) ;; *--no-deps*) ;; *) echo "without hashes: $*" >>$record ;; esac
     echo "pip ${{@: -1}}" >>$record
     while [ -e $record.slow ]; do sleep 0.05; done
     [ ! -e $record.fail ] || {{ echo "no such distribution" >&2; exit 1; }} ;;
@@ -40,7 +41,8 @@ class Clone:
         self.bin.mkdir(parents=True)
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
         (self.root / "tests" / "aot").mkdir(parents=True)
-        for name in ("pyproject.toml", "constraints.txt", "tests/aot/requirements.txt"):
+        shutil.copytree(ROOT / "requirements", self.root / "requirements")
+        for name in ("pyproject.toml", "tests/aot/requirements.txt"):
             shutil.copy(ROOT / name, self.root / name)
         for tool in ("bash", "env", "dirname", "cat", "rm", "touch", "mkdir", "cp", "sleep"):
             found = shutil.which(tool)
@@ -70,6 +72,10 @@ class Clone:
 
     def recorded(self) -> list[str]:
         return self.record.read_text().splitlines() if self.record.exists() else []
+
+    def installation(self, lock: str = "run") -> list[str]:
+        """The record of an installation: the files of a lock, then the project alone."""
+        return [f"pip {self.root}/requirements/{lock}.txt", f"pip {self.root}"]
 
 
 @pytest.fixture
@@ -123,15 +129,15 @@ def test_installs_once_and_passes_flags_on(clone: Clone) -> None:
     )
     assert clone.run("serve", "--port", "1") == (0, "ran -m orca_jax.serve --port 1\n", messages)
     assert clone.run("serve") == (0, "ran -m orca_jax.serve\n", "")
-    assert clone.recorded() == ["venv", f"pip {clone.root}"]
+    assert clone.recorded() == ["venv", *clone.installation()]
 
 
 def test_dev_installation_serves_too_but_not_the_reverse(clone: Clone) -> None:
     clone.add_python("python3")
     for script in ("serve", "check", "test", "serve"):
         assert clone.run(script)[0] == 0
-    assert clone.recorded()[:3] == ["venv", f"pip {clone.root}", f"pip {clone.root}[dev]"]
-    assert clone.recorded()[3:] == [f"pip {clone.root}/.compilers"] * HAS_COMPILERS
+    assert clone.recorded()[:5] == ["venv", *clone.installation(), *clone.installation("dev")]
+    assert clone.recorded()[5:] == [f"pip {clone.root}/.compilers"] * HAS_COMPILERS
 
 
 @pytest.mark.skipif(not HAS_COMPILERS, reason="there are no compilers for this platform")
@@ -161,17 +167,17 @@ def test_tpu_check_needs_the_tpu_extra_only_for_a_tpu(clone: Clone) -> None:
     clone.add_python("python3")
     assert clone.run("tpu_check", "--dry-run")[1] == "ran -m device_check tpu --dry-run\n"
     assert clone.run("tpu_check")[0] == 0
-    assert clone.recorded() == ["venv", f"pip {clone.root}", f"pip {clone.root}[tpu]"]
+    assert clone.recorded() == ["venv", *clone.installation(), *clone.installation("tpu")]
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements/run.txt"])
 def test_a_change_installs_again_in_the_same_environment(clone: Clone, name: str) -> None:
     clone.add_python("python3")
     clone.run()
     with (clone.root / name).open("a") as file:
         file.write("# changed\n")
     clone.run()
-    assert clone.recorded() == ["venv", f"pip {clone.root}", f"pip {clone.root}"]
+    assert clone.recorded() == ["venv", *clone.installation() * 2]
 
 
 def test_a_moved_tree_installs_again(clone: Clone) -> None:
@@ -191,7 +197,9 @@ def test_failure_of_pip_is_shown_and_not_taken_for_success(clone: Clone) -> None
     assert "no such distribution" in err
     fail.unlink()
     assert clone.run()[:2] == (0, "ran -m orca_jax.serve\n")
-    assert clone.recorded() == ["venv", f"pip {clone.root}", f"pip {clone.root}"]
+    assert clone.recorded() == ["venv", clone.installation()[0], *clone.installation()], (
+        "the project never without them"
+    )
 
 
 def test_killed_installation_starts_over(clone: Clone) -> None:
@@ -204,7 +212,7 @@ def test_killed_installation_starts_over(clone: Clone) -> None:
     slow.unlink()  # the orphaned pip ends now, and releases the lock
     process.communicate(timeout=30)
     assert clone.run()[0] == 0
-    assert clone.recorded() == ["venv", f"pip {clone.root}"] * 2
+    assert clone.recorded() == ["venv", clone.installation()[0], "venv", *clone.installation()]
 
 
 def test_two_at_once_install_once(clone: Clone) -> None:
@@ -219,4 +227,4 @@ def test_two_at_once_install_once(clone: Clone) -> None:
     slow.unlink()
     assert first.communicate(timeout=30)[0] == "ran -m orca_jax.serve\n"
     assert second.communicate(timeout=30)[0] == "ran -m orca_jax.serve\n"
-    assert clone.recorded() == ["venv", f"pip {clone.root}"]
+    assert clone.recorded() == ["venv", *clone.installation()]
