@@ -3,8 +3,8 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -19,7 +19,9 @@ class FakeHub:
     """The state of the server. `requests` are the paths of all files and of the API, in their order.
 
     `cuts` has the file whose next download ends in the middle, with the number of times. A file in `lost` cannot be
-    downloaded beyond its middle at all. `is_gated` refuses files without the token.
+    downloaded beyond its middle at all. `is_gated` refuses files without the token. A hostile server has other
+    `headers` of files, other `lists` by the kind, a `next_page` after each list, or a `body` without a length for each
+    file.
     """
 
     files: Mapping[str, bytes]
@@ -31,6 +33,10 @@ class FakeHub:
     commits: dict[str, str] = field(default_factory=lambda: {BRANCH: COMMIT, COMMIT: COMMIT})
     requests: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, object] = field(default_factory=dict)
+    next_page: str = ""
+    body: Iterable[bytes] | None = None
 
     @property
     def downloads(self) -> list[str]:
@@ -77,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
         if commit is None:
             return self._refuse(404, "RevisionNotFound")
         files = self.state.files.items()
+        if kind in self.state.lists:
+            return self._json(self.state.lists[kind])
         if kind == "tree":
             return self._json([{"type": "file", "path": n, "size": len(b), "oid": _etag(b)} for n, b in files])
         return self._json({"id": NAME, "sha": commit, "siblings": [{"rfilename": name} for name, _ in files]})
@@ -94,8 +102,11 @@ class _Handler(BaseHTTPRequestHandler):
                 hub.ranges.append(wanted)
                 begin = int(wanted.removeprefix("bytes=").split("-")[0])
         self.send_response(206 if begin else 200)
-        self.send_header("ETag", f'"{_etag(content)}"')
-        self.send_header("X-Repo-Commit", hub.commits[revision])
+        known = {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": hub.commits[revision]}
+        for header, value in (known | hub.headers).items():
+            self.send_header(header, value)
+        if hub.body is not None and not is_head:
+            return self._endless(hub.body)
         self.send_header("Content-Length", str(len(content) - begin))
         if begin:
             self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
@@ -112,9 +123,18 @@ class _Handler(BaseHTTPRequestHandler):
         if end < len(content):
             self.close_connection = True
 
+    def _endless(self, parts: Iterable[bytes]) -> None:
+        self.end_headers()
+        self.close_connection = True
+        with suppress(OSError):  # the client ends the connection
+            for part in parts:
+                self.wfile.write(part)
+
     def _json(self, value: object) -> None:
         payload = json.dumps(value).encode()
         self.send_response(200)
+        if self.state.next_page:
+            self.send_header("Link", f'<{self.state.url}{self.state.next_page}>; rel="next"')
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
         self.wfile.write(payload)

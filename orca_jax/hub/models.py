@@ -35,6 +35,7 @@ SETTINGS = (
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _MAX_INDEX_BYTES = 32 * 2**20
+_MAX_SETTINGS_BYTES = 256 * 2**20  # tokenizers with large vocabularies have 35 MB
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _OTHER_FOLDER = "choose another folder with --download-dir or HF_HOME"
 
@@ -73,10 +74,11 @@ def download(model: HubModel, *, needs_weights: bool = True, param: str = "model
 
     Raises:
         ConfigError: the model is missing, gated, without safetensors, or not in the cache while the Hub cannot be
-            reached; or the disk is full. The message has the remedy.
+            reached; an answer is refused or too slow (`answers`); or the disk is full. The message has the remedy.
     """
     try:
-        folder = _snapshot(model, (*SETTINGS, INDEX) if needs_weights else SETTINGS, has_bars)
+        names = (*SETTINGS, INDEX) if needs_weights else SETTINGS
+        folder = _snapshot(model, names, _MAX_SETTINGS_BYTES, has_bars)
         if needs_weights:
             _download_weights(model._replace(revision=folder.name), folder, has_bars)
     except ConfigError as error:
@@ -86,17 +88,20 @@ def download(model: HubModel, *, needs_weights: bool = True, param: str = "model
     return folder
 
 
-def _snapshot(model: HubModel, names: Iterable[str], has_bars: bool) -> Path:
-    """Download the named files of a model, as far as it has them."""
+def _snapshot(model: HubModel, names: Iterable[str], max_bytes: int, has_bars: bool) -> Path:
+    """Download the named files of a model, as far as it has them. None may have more than `max_bytes`."""
     from huggingface_hub import snapshot_download
 
-    directory = snapshot_download(
-        model.name,
-        revision=model.revision,
-        cache_dir=model.download_dir,
-        allow_patterns=[glob.escape(name) for name in names],
-        tqdm_class=_ShownBar if has_bars and has_terminal() else _HiddenBar,
-    )
+    from orca_jax.hub.answers import checked_answers
+
+    with checked_answers(max_bytes):
+        directory = snapshot_download(
+            model.name,
+            revision=model.revision,
+            cache_dir=model.download_dir,
+            allow_patterns=[glob.escape(name) for name in names],
+            tqdm_class=_ShownBar if has_bars and has_terminal() else _HiddenBar,
+        )
     return Path(directory)
 
 
@@ -122,7 +127,7 @@ def _download_weights(model: HubModel, folder: Path, has_bars: bool) -> None:
             raise ConfigError(f"{message}; free some space, or {_OTHER_FOLDER}")
         if has_bars:
             line_without_bars(f"downloading {len(missing)} files of {model.name}, {_gb(total)}")
-    _snapshot(model, names, has_bars)
+    _snapshot(model, names, max(sizes[name] for name in names), has_bars)
 
 
 def _listed(index: Path) -> set[str]:
