@@ -4,6 +4,7 @@ import re
 import tomllib
 
 import pytest
+from packaging.requirements import Requirement
 
 from scripts.lock import EXTRAS, fits, lines_of, needs
 from tests.project.source import ROOT
@@ -22,6 +23,16 @@ def pins_of(path: str) -> dict[str, str]:
     pins = [(found["name"], found["version"]) for found in ENTRY.finditer(text)]
     assert len(pins) == len(dict(pins)), "a package is there twice"
     return dict(pins)
+
+
+def test_locked_versions_satisfy_the_project() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = settings["project"]["optional-dependencies"]
+    pins = {name: version for lock in LOCKS for name, version in pins_of(f"requirements/{lock}.txt").items()}
+    texts = [*settings["project"]["dependencies"], *settings["build-system"]["requires"]]
+    wanted = [Requirement(text) for text in texts + [text for extra in EXTRAS for text in extras[extra]]]
+    other = [f"{one}: {pins[one.name]}" for one in wanted if not one.specifier.contains(pins[one.name])]
+    assert wanted and not other, "run: .venv/bin/python scripts/lock.py"
 
 
 def names_in(requirements: list[str]) -> set[str]:
