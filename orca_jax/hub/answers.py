@@ -23,6 +23,7 @@ MIN_BYTES, WINDOW_SECONDS = 10**6, 60.0
 MAX_LIST_BYTES, MAX_LISTS = 64 * 2**20, 1000
 """The size of all answers of the API to one download together, and their number."""
 
+_SILENT_SECONDS = 60.0
 _TAG = re.compile(r"[A-Za-z0-9][\w.+=-]{0,199}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _TURN = threading.Lock()  # one client for the whole process
@@ -46,7 +47,7 @@ def checked_answers(max_file_bytes: int) -> Iterator[None]:
             client = make_client()
             hooks = client.event_hooks
             client.event_hooks = {
-                "request": [*hooks["request"], _ask_for_plain_bytes],
+                "request": [*hooks["request"], _ask],
                 "response": [*hooks["response"], answers.check],
             }
             return client
@@ -58,8 +59,14 @@ def checked_answers(max_file_bytes: int) -> Iterator[None]:
             set_client_factory(make_client)
 
 
-def _ask_for_plain_bytes(request: httpx2.Request) -> None:
+def _ask(request: httpx2.Request) -> None:
+    """Ask for plain bytes, and bound the silence of the server, for which the library waits without end."""
     request.headers["Accept-Encoding"] = "identity"
+    given = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {
+        kind: _SILENT_SECONDS if given.get(kind) is None else given[kind]
+        for kind in ("connect", "read", "write", "pool")
+    }
 
 
 class _Answers:

@@ -112,6 +112,13 @@ def test_a_slow_download_ends(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> 
     assert time.monotonic() - begin < 5
 
 
+def test_silence_has_a_limit_where_the_library_has_none() -> None:
+    with httpx2.Client(timeout=None) as client:
+        request = client.build_request("GET", "http://localhost", timeout=httpx2.Timeout(None, connect=3))
+    answers._ask(request)
+    assert request.extensions["timeout"] == {"connect": 3, "read": 60, "write": 60, "pool": 60}
+
+
 def test_a_fast_download_of_many_windows_does_not_end(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "WINDOW_SECONDS", 0.0)
     monkeypatch.setattr(answers, "MIN_BYTES", 1)
