@@ -21,6 +21,7 @@ from orca_jax.kernels.kv_pages import (
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # copies and roundings have the same bits
 IMPLEMENTATIONS = ["scatter", "blocks"]
 SHORT = [case for case in CASES if case.head_dim == 16 and case.page_dtype == "float32"]
 MIXED = [case for case in SHORT if case.name in ("increments and chunks with padding", "sliding window")]

@@ -16,6 +16,7 @@ from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
 from tests.kernels.strictly import strictly
 
 # Increments in the first and last slot of a page and of a group; chunks that begin and end anywhere and fill pages.
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels are not the programs that users run
 REQUESTS = ((1, 1), (1, 9), (1, 64), (1, 65), (1, 33), (1, 100), (2, 17), (5, 37), (70, 130), (64, 64), (40, 203))
 HEADS = [(2, 64, 64), (25, 64, 32), (3, 80, 32), (2, 96, 64), (1, 256, 128)]
 # Magnitudes of new tokens: always within the scales of a case's pages, sometimes, and never.

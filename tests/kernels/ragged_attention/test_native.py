@@ -38,6 +38,7 @@ OTHERS = [
 
 
 @needs_library
+@pytest.mark.usefixtures("quick_compiles")  # for all but the library
 @pytest.mark.parametrize("case", READ + OTHERS, ids=lambda case: case.name)
 def test_native_equals_the_reference(case: Case) -> None:
     arrays = make_arrays(case, seed=1)
@@ -48,6 +49,7 @@ def test_native_equals_the_reference(case: Case) -> None:
 
 
 @needs_library
+@pytest.mark.usefixtures("quick_compiles")  # for all but the library
 @pytest.mark.parametrize("case", READ + OTHERS, ids=lambda case: case.name)
 def test_new_tokens_are_written(case: Case) -> None:
     """Outputs and pages are those of a write by XLA and then attention; all other slots keep their bits."""
@@ -56,11 +58,16 @@ def test_new_tokens_are_written(case: Case) -> None:
     new = [jnp.asarray(draw.standard_normal((q.shape[0], *pages.k.shape[1:3])), jnp.float32) for _ in range(2)]
     # Of a layer whose pages begin at the third.
     prepared = rows[0] - 2, *rows[1:]
+
+    @jax.jit
+    def one_by_one(q: jax.Array, new: list[jax.Array], pages: HeadMajorPages) -> tuple[jax.Array, HeadMajorPages]:
+        written = write_kv(pages, *new, *rows, implementation="blocks")
+        return native.attend(q, written, *rows, **case.options), written
+
+    wanted, expected = one_by_one(q, new, pages)
     write = jax.jit(lambda *arrays: native.write_and_attend(*arrays, **case.options), donate_argnums=3)
-    expected = write_kv(pages, *new, *rows, implementation="blocks")
-    wanted = np.asarray(native.attend(q, expected, *rows, **case.options), np.float32)
     found, written = write(q, *new, pages, prepared, jnp.int32(2))
-    np.testing.assert_array_equal(np.asarray(found, np.float32), wanted)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
     for ours, theirs in zip(written[:2], expected[:2], strict=True):
         np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
 
@@ -84,6 +91,7 @@ def test_bfloat16_is_rounded_as_by_xla(tokens: int) -> None:
 
 
 @needs_library
+@pytest.mark.usefixtures("quick_compiles")
 def test_scores_of_every_size() -> None:
     """A softmax over large and small scores: the largest one may come first or last."""
     case = Case("steep", ((1, 100), (1, 100)), 4, 4, 64, 32)
@@ -195,6 +203,7 @@ def test_a_request_without_any_weight_is_not_a_number(vectors: str) -> None:
 
 
 @needs_library
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("name", ["sliding window", "window within a page"])
 def test_layers_with_several_windows_share_a_program(name: str) -> None:
     case = next(case for case in READ if case.name == name)
@@ -208,6 +217,7 @@ def test_layers_with_several_windows_share_a_program(name: str) -> None:
 
 
 @needs_library
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_increment_does_not_depend_on_other_requests(dtype: str) -> None:
     """All bits are equal, so a schedule cannot change a token."""

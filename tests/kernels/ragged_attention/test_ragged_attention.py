@@ -90,6 +90,7 @@ def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPa
     assert bool(calls) == (case in INCREMENTS)
 
 
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("name", ["sliding window", "window within a page"])
 @pytest.mark.parametrize("implementation", ["xla", "gather", "reference"])
 def test_layers_with_several_windows_share_a_program(implementation: str, name: str) -> None:
@@ -123,6 +124,7 @@ GATHERED: list[tuple[PageLayout, Case]] = [("head_major", CASES[-3])] + [
 ]
 
 
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(("layout", "case"), GATHERED, ids=lambda x: x.name if isinstance(x, Case) else x)
 def test_gather_equals_reference(case: Case, layout: PageLayout) -> None:
     check_gather(case, layout)
