@@ -114,7 +114,7 @@ def run(program_cache: str, wanted: CpuProducts, **settings: Any) -> tuple[LLM, 
     return llm, [list(each.outputs[0].token_ids) for each in results]
 
 
-@pytest.mark.usefixtures("few_programs", "quick_compiles")
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_once")
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_tokens_are_those_of_products_of_xla_under_every_schedule(dtype: DType, program_cache: str) -> None:
     """With other batches and divisions of prompts: in bfloat16 a product in another order would give other bits."""
@@ -122,7 +122,7 @@ def test_tokens_are_those_of_products_of_xla_under_every_schedule(dtype: DType, 
     tokens = []
     runs: tuple[tuple[CpuProducts, dict[str, Any]], ...] = (
         ("native", {}),
-        ("native", {"max_num_seqs": 2, "scheduler": "orca"}),
+        ("native", {"max_num_batched_tokens": 4, "scheduler": "orca"}),
         ("xla", {}),
     )
     for wanted, settings in runs:

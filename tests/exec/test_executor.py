@@ -44,7 +44,7 @@ MODEL = ModelConfig(
     mlp_bias=True,
     tied_embeddings=True,
 )
-few = pytest.mark.usefixtures("few_programs", "quick_compiles")  # for tests that compare tokens
+few = pytest.mark.usefixtures("few_programs", "quick_compiles")  # for tests of tokens and counts
 pytestmark = pytest.mark.usefixtures("compiled_once")
 NUM_PAGES = 1000  # many, so that a copy of the cache would be visible in the other temporary memory
 
@@ -62,6 +62,13 @@ def make_executor(
     cache = CacheConfig(num_pages=NUM_PAGES, page_size=8, dtype="float32")
     config = ExecutorConfig("float32", devices, buckets, 4, 64, cache, "xla", program_cache, strict)
     return JaxExecutor([StageModel(decoder, mesh)], MODEL, config)
+
+
+def narrow_executor(program_cache: str) -> JaxExecutor:
+    """An executor with programs as users run them, but no samplers wider than a test needs: of 8 and 16 rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 16)
+        return make_executor(program_cache)
 
 
 def plan(*members: Member) -> StepPlan:
@@ -84,7 +91,7 @@ def generate(
 
 @pytest.fixture(scope="module")
 def executor(program_cache: str, compiled_once: None) -> JaxExecutor:
-    return make_executor(program_cache)
+    return narrow_executor(program_cache)
 
 
 PROMPT = [5, 17, 250, 3, 99]
@@ -120,6 +127,7 @@ def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
         assert temp < cache_bytes / MODEL.num_layers, f"{kind} {size} has temporary memory like a layer's cache"
 
 
+@few
 def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, program_cache: str) -> None:
     whole = generate(executor, PROMPT * 3, 4)
     small = make_executor(program_cache, buckets=(1, 4))
@@ -220,6 +228,7 @@ def test_nothing_is_compiled_while_serving(executor: JaxExecutor) -> None:
     assert executor.stats.compiles_while_serving == before
 
 
+@few
 def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache: str) -> None:
     lenient, strict = make_executor(program_cache), make_executor(program_cache, strict=True)
     jax.jit(lambda x: x * 3 + 1)(jnp.arange(7)).block_until_ready()
@@ -230,7 +239,7 @@ def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache:
 
 
 def test_close_frees_the_cache(program_cache: str) -> None:
-    executor = make_executor(program_cache)
+    executor = narrow_executor(program_cache)
     pages = jax.tree.leaves(executor.stages[0].state.pages)
     executor.close()
     assert all(pool.is_deleted() for pool in pages)

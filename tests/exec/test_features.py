@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.request import TokenLogprobs
 from orca_jax.step import Member, RowSampling, StepPlan, StepResult
-from tests.exec.test_executor import GREEDY, MODEL, PROMPT, make_executor, plan
+from tests.exec.test_executor import GREEDY, MODEL, PROMPT, make_executor, narrow_executor, plan
 from tests.sampling import row_sampling
 
 WITH_LOGPROBS = row_sampling(logprobs=20, num_prompt=len(PROMPT))
@@ -20,7 +20,7 @@ EVERYTHING = (1 << MODEL.vocab_size) - 1
 
 @pytest.fixture(scope="module")
 def executor(program_cache: str, compiled_once: None) -> Iterator[JaxExecutor]:
-    executor = make_executor(program_cache)
+    executor = narrow_executor(program_cache)
     yield executor
     executor.close()
 
