@@ -42,6 +42,7 @@ from tests.model import eight_heads
 from tests.model.orbax import CONFIG
 from tests.model.reference import REFERENCE, logits, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 KINDS: tuple[Quantization, ...] = get_args(Quantization)
 MOSTLY_SLOW = [kind if kind == "int4" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 LLAMA = "llama-8-heads-2-groups"

@@ -33,6 +33,14 @@ def is_slow(name: str, size: int) -> bool:
     return size > 2 and not name.startswith(("gpt2", "llama", "olmo2"))
 
 
+@pytest.fixture(autouse=True)
+def quick_unless_whole(request: pytest.FixtureRequest) -> None:
+    """Compile a GPT-2 and a Llama on one device as for users. For the others any correct program will do."""
+    case = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if case.get("devices", 1) > 1 or case.get("name") not in ("gpt2-12-heads", "llama-12-heads-3-groups"):
+        request.getfixturevalue("quick_compiles")
+
+
 def test_all_required_cases_exist() -> None:
     configs = {name: read_model_config(REFERENCE / name) for name in NAMES}
     assert {config.num_heads for config in configs.values()} >= {12, 25}

@@ -21,6 +21,7 @@ from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS
 from orca_jax.request import MAX_LOGIT_BIAS
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 VOCAB, COLUMNS, LONGEST, ROWS = 1000, 1024, 300, 4
 EVERYWHERE = PartitionSpec()
 
