@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2
-from huggingface_hub import set_client_factory
+from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils import _http
 
 from orca_jax.errors import ConfigError
@@ -33,8 +33,8 @@ _TURN = threading.Lock()  # one client for the whole process
 def checked_answers(max_file_bytes: int) -> Iterator[None]:
     """Within the block, requests of `huggingface_hub` raise ConfigError for an answer that is refused.
 
-    Downloads of several threads follow each other. Data of Xet storage is not checked here; it does not pass this
-    client.
+    Downloads of several threads follow each other. Data of Xet storage does not pass this client and is not checked, so
+    it is used for the library's own endpoint only: a mirror could escape the checks by it.
 
     Args:
         max_file_bytes: the largest body of a file.
@@ -42,6 +42,7 @@ def checked_answers(max_file_bytes: int) -> Iterator[None]:
     with _TURN:
         answers = _Answers(max_file_bytes)
         make_client = _http._GLOBAL_CLIENT_FACTORY  # perhaps that of the user; there is no public way to read it
+        has_no_xet = constants.HF_HUB_DISABLE_XET
 
         def make_checked_client() -> httpx2.Client:
             client = make_client()
@@ -53,10 +54,12 @@ def checked_answers(max_file_bytes: int) -> Iterator[None]:
             return client
 
         set_client_factory(make_checked_client)
+        constants.HF_HUB_DISABLE_XET = has_no_xet or constants.ENDPOINT != constants._HF_DEFAULT_ENDPOINT
         try:
             yield
         finally:
             set_client_factory(make_client)
+            constants.HF_HUB_DISABLE_XET = has_no_xet
 
 
 def _ask(request: httpx2.Request) -> None:
@@ -84,7 +87,7 @@ class _Answers:
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":  # a few bytes could become gigabytes
             raise _refusal(response, f"is encoded as {encoding[:40]!r}, though plain bytes were asked for")
-        is_list = response.request.method == "GET" and "/api/models/" in response.request.url.path
+        is_list = response.request.method == "GET" and _is_of_lists(response.request.url)
         if response.request.method == "HEAD":  # after redirects too, wherever they lead
             _check_names(response)
         assert isinstance(response.stream, httpx2.SyncByteStream)
@@ -93,6 +96,7 @@ class _Answers:
             self._num_lists += 1
             if self._num_lists > MAX_LISTS:
                 raise _refusal(response, f"is one of more than {MAX_LISTS} lists")
+            _check_next(response)
             response.read()
             _check_list(response)
 
@@ -155,6 +159,18 @@ def _check_names(response: httpx2.Response) -> None:
     tag = response.headers.get("X-Linked-ETag") or response.headers.get("ETag")
     if tag is not None and response.status_code < 400:
         _check_name(response, "ETag", tag.removeprefix("W/").strip('"'), _TAG)
+
+
+def _is_of_lists(url: httpx2.URL) -> bool:
+    return "/api/models/" in url.path
+
+
+def _check_next(response: httpx2.Response) -> None:
+    """Refuse redirects and further pages at other addresses, where a list would not be known as one."""
+    followed = response.links.get("next", {}).get("url"), response.headers.get("Location")
+    for target in filter(None, followed):
+        if not _is_of_lists(response.request.url.join(target)):
+            raise _refusal(response, f"leads to {target[:80]!r}, which is not an address of the API")
 
 
 def _check_list(response: httpx2.Response) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import huggingface_hub
 import pytest
+from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
 from orca_jax.errors import ConfigError
@@ -70,6 +71,31 @@ def test_names_in_lists_are_refused(kind: str, value: object, hub: FakeHub, tmp_
     hub.lists[kind] = value
     assert "not safe as the name of a file" in refusal()
     assert not list(tmp_path.rglob("*outside*"))
+
+
+@pytest.mark.parametrize("to", ["/evil", "http://localhost/evil?x=/api/models/a", "/api/models/../evil"])
+@pytest.mark.parametrize(("status", "form"), [(302, "{}"), (200, '<{}>; rel="next"')])
+def test_lists_do_not_leave_the_api(to: str, status: int, form: str) -> None:
+    """At another address the same names would be read without a check."""
+    header = {"Link" if status == 200 else "Location": form.format(to)}
+    request = httpx2.Request("GET", f"http://localhost/api/models/{NAME}/revision/main")
+    with pytest.raises(ConfigError, match="not an address of the API"):
+        answers._Answers(1).check(httpx2.Response(status, headers=header, request=request))
+
+
+def test_pages_and_renamed_models_are_followed() -> None:
+    url = f"http://localhost/mirror/api/models/{NAME}"
+    header = {"Link": f'<{url}?cursor=a>; rel="next"', "Location": "/mirror/api/models/some-org/new-name"}
+    answers._Answers(1).check(httpx2.Response(307, headers=header, request=httpx2.Request("GET", url)))
+
+
+def test_a_mirror_cannot_choose_xet(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data would not be checked: the module for Xet has connections of its own."""
+    monkeypatch.setattr(file_download, "xet_get", lambda **_: pytest.fail("Xet was used"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    hub.headers = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": "/xet"}
+    assert (download(HubModel(NAME)) / "config.json").read_bytes() == FILES["config.json"]
+    assert constants.HF_HUB_DISABLE_XET is False
 
 
 def test_tags_of_mirrors_are_taken(hub: FakeHub) -> None:
