@@ -3,7 +3,13 @@
 `LLM` and `AsyncLLM` are imported on first use, so that `import orca_jax` is fast and needs no device.
 """
 
+import signal
+import sys
 from typing import TYPE_CHECKING
+
+if sys.argv[:1] == ["-m"] or (sys.argv[:1] and sys.argv[0].endswith("/orca-jax")):
+    # The package is run as a program. Ctrl-C during its imports ends it without a traceback, until `run_program`.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from orca_jax.request import LoRARequest, RequestOutput, SamplingParams
 

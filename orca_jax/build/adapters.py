@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from orca_jax.config import EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import CheckpointError, ConfigError, OrcaError, RequestError
+from orca_jax.exec.host import trim_heap
 from orca_jax.model.lora.peft_config import CONFIG, config_bytes
 from orca_jax.request import Adapter
 
@@ -65,6 +66,7 @@ def _read(model: ModelConfig, config: ExecutorConfig, name: str, path: str) -> R
         found = read_adapter(Path(path), model, config.lora, config.dtype)
     except CheckpointError as error:
         raise RequestError(error.message, param="lora_path") from None
+    trim_heap()
     parts = " and ".join(found.left_out)
     note = f"its part for {parts} is left out, since this engine runs the model for texts alone" if parts else ""
     return ReadAdapter(Adapter(name, found.digest), found.values, note)

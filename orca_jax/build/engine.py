@@ -1,5 +1,6 @@
 """Builds a running engine from the settings of the user. Every "auto" is resolved here."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
+from orca_jax.exec.host import trim_heap
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.progress import line_without_bars
@@ -122,6 +124,8 @@ def build_engine(
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
     built = _build(config, on_compile, times or StartTimes(), announce, cluster)
+    gc.collect()  # before `trim_heap`: tracing leaves much garbage
+    trim_heap()
     logger.info("%s", built.summary.line(config.model))
     return built
 

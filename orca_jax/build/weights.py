@@ -19,6 +19,7 @@ from orca_jax.build.executor import PlacedModel
 from orca_jax.build.updates import PutInPlace
 from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.host import trim_heap
 from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, save_leaves, views_of
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import NotFinite
@@ -118,6 +119,7 @@ class WeightUpdater:
                 stage.put_weight(index, held_values(held[path], values))
                 progress()
         not_finite.warn("the new weights")
+        trim_heap()
 
 
 def save(params: Any, folder: Path) -> None:

@@ -49,6 +49,7 @@ GROUPS = {
 }
 SUBCOMMANDS = {name: found for group in GROUPS.values() for name, found in group.items()}
 _HELP = ("-h", "--help")
+_RESULT_ELSEWHERE = frozenset({"serve", "batch", "convert"})  # standard output has only remarks about it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,25 +59,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `orca-jax`; None for those of this process.
 
     Returns:
-        The exit status of the subcommand; 2 if there is no such subcommand, 1 after an unexpected error.
+        The exit status of the subcommand; 2 if there is no such subcommand, 1 after an unexpected error, or if a result
+        could not be written to standard output.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    with lasting_output():
-        debug = words[:1] if words[:1] == [DEBUG] else []
-        words = words[len(debug) :]
-        if not words or words[0] in (*_HELP, "help"):
-            print(_help(), end="")
-            return 0 if words else EXIT_USAGE
-        if words[0] == "--version":
-            from importlib.metadata import version
+    with lasting_output() as output:
+        status = _main(words)
+    is_incomplete = output.is_lost and not _RESULT_ELSEWHERE.intersection(words[:2])
+    return 1 if is_incomplete and status == 0 else status
 
-            print(f"{COMMAND} {version(COMMAND)}")
-            return 0
-        name, *rest = words
-        if name not in SUBCOMMANDS:
-            print(f"error: {_unknown(name)}", file=sys.stderr)
-            return EXIT_USAGE
-        return _run(name, [*debug, *rest])
+
+def _main(words: list[str]) -> int:
+    debug = words[:1] if words[:1] == [DEBUG] else []
+    words = words[len(debug) :]
+    if not words or words[0] in (*_HELP, "help"):
+        print(_help(), end="")
+        return 0 if words else EXIT_USAGE
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"{COMMAND} {version(COMMAND)}")
+        return 0
+    name, *rest = words
+    if name not in SUBCOMMANDS:
+        print(f"error: {_unknown(name)}", file=sys.stderr)
+        return EXIT_USAGE
+    return _run(name, [*debug, *rest])
 
 
 def _run(name: str, words: list[str]) -> int:

@@ -1,5 +1,6 @@
 """Memory and processors of this process: those of the machine, within the limits of its control groups (Linux)."""
 
+import ctypes
 import logging
 import os
 from collections.abc import Iterator
@@ -37,6 +38,13 @@ def num_processors(root: Path = _ROOT) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = min((_quota(group, version) for version, group in _groups(root, "cpu")), default=inf)
     return max(1, min(cores, ceil(quota))) if quota < inf else cores
+
+
+def trim_heap() -> None:
+    """Give freed memory of the heap back to the system. glibc keeps hundreds of MiB after loading and compiling."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have no such function
+    if trim is not None:
+        trim(0)
 
 
 def _available(root: Path) -> int:

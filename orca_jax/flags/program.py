@@ -1,5 +1,6 @@
 """Names of the programs and their flags, and their errors as one line."""
 
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -49,6 +50,8 @@ def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Se
     """
     words = list(sys.argv[1:] if argv is None else argv)
     is_debug = words[:1] == [DEBUG]
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # the package has set it while it was imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return main(words[is_debug:])
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ from orca_jax.console import lasting_output
 from orca_jax.errors import ClusterLostError, ConfigError
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_message
-from orca_jax.link.wire import Failed, FrameReader, Message, Start, decode_to_engine, encode
+from orca_jax.link.wire import Failed, FrameReader, Leave, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
 from orca_jax.progress import has_terminal
 from orca_jax.startup import StartTimes
@@ -59,7 +59,8 @@ def _main(argv: list[str]) -> int:
     inbox: Inbox = queue.SimpleQueue()
     status = EngineStatus()
     send = _sender(connection)
-    threading.Thread(target=_read, args=(connection, inbox), daemon=True, name="inbox").start()
+    leaves = threading.Event()
+    threading.Thread(target=_read, args=(connection, inbox, leaves), daemon=True, name="inbox").start()
     threading.Thread(target=_send_heartbeats, args=(status, send), daemon=True, name="heartbeat").start()
     start = inbox.get()
     if not isinstance(start, Start):
@@ -83,6 +84,8 @@ def _main(argv: list[str]) -> int:
         send(Failed(f"the engine failed: {type(error).__name__}"))  # clients can see this message: no paths, no values
         code = ExitStatus.ENGINE_FAILED
     if cluster is not None:
+        if code == ExitStatus.DONE and not leaves.is_set():
+            code = ExitStatus.LEADER_LOST  # the front end was killed
         cluster.close(code)
         exit_now(code)  # without JAX's own end, which waits for all processes
     return code
@@ -185,12 +188,17 @@ def _send_heartbeats(status: EngineStatus, send: Send) -> None:
         pass  # the front end has gone; the reader ends the process
 
 
-def _read(connection: socket.socket, inbox: Inbox) -> None:
+def _read(connection: socket.socket, inbox: Inbox, leaves: threading.Event) -> None:
+    """Pass the front end's messages on. A last one, `Leave`, sets `leaves`."""
     frames = FrameReader()
     try:
         while data := connection.recv(1 << 18):
             for payload in frames.feed(data):
-                inbox.put(decode_to_engine(payload))
+                message = decode_to_engine(payload)
+                if isinstance(message, Leave):
+                    leaves.set()
+                else:
+                    inbox.put(message)
     except ConnectionResetError:
         pass
     except Exception:

@@ -12,8 +12,20 @@ from typing import cast
 import msgspec
 
 from orca_jax.errors import ClusterLostError, ConfigError, EngineDeadError
+from orca_jax.link.memory import MemoryWatch
 from orca_jax.link.watch import StarvedThreads
-from orca_jax.link.wire import Failed, FrameReader, FromEngine, Message, Ready, Start, decode_from_engine, encode
+from orca_jax.link.wire import (
+    Failed,
+    FrameReader,
+    FromEngine,
+    Heartbeat,
+    Leave,
+    Message,
+    Ready,
+    Start,
+    decode_from_engine,
+    encode,
+)
 from orca_jax.server_config import ServerConfig
 
 CLOSE_SECONDS = 3.0  # between closing the socket and killing the process
@@ -44,6 +56,7 @@ class EngineLink(asyncio.Protocol):
         self._process: asyncio.subprocess.Process | None = None
         self._reaper: asyncio.Task[None] | None = None
         self._threads: StarvedThreads | None = None
+        self._memory: MemoryWatch | None = None
 
     async def start(self, config: ServerConfig) -> None:
         """Start the process and send it the configuration of the engine."""
@@ -58,6 +71,7 @@ class EngineLink(asyncio.Protocol):
                 start_new_session=True,  # only the front end handles Ctrl-C in a terminal
             )
         self._threads = StarvedThreads(self._process.pid)
+        self._memory = MemoryWatch(self._process.pid)
         self._reaper = asyncio.create_task(self._notice_exit(self._process))
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         self.send(Start(config.engine, begun, config.kv_events, config.cluster))
@@ -82,6 +96,7 @@ class EngineLink(asyncio.Protocol):
     async def close(self) -> None:
         """Close the socket, which ends the process; kill the process if it does not end in time."""
         if self._transport is not None:
+            self.send(Leave())
             self._transport.close()
         if self._process is None:
             return
@@ -105,7 +120,10 @@ class EngineLink(asyncio.Protocol):
             code = await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
         except TimeoutError:
             return EngineDeadError("the engine process closed its socket")
-        by_signal = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if code >= 0:
+            return EngineDeadError(f"the engine process ended with exit code {code}")
+        reason = self._memory.reason() if code == -signal.SIGKILL and self._memory is not None else None
+        by_signal = reason or f"was killed by {_signal_name(-code)}"
         return EngineDeadError(f"the engine process {by_signal}")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -116,6 +134,8 @@ class EngineLink(asyncio.Protocol):
         try:
             for payload in self._frames.feed(data):
                 message = decode_from_engine(payload)
+                if isinstance(message, Heartbeat) and self._memory is not None:
+                    self._memory.look()
                 if isinstance(message, Failed):
                     self._failure = message
                 elif isinstance(message, Ready):

@@ -88,6 +88,10 @@ class ReplaceWeights(Message, frozen=True):
     aborts: bool = False  # abort the requests sent before, instead of waiting for their end
 
 
+class Leave(Message, frozen=True):
+    """Front end: the server ends in order. A closed socket without it means that the front end was killed."""
+
+
 class Ready(Message, frozen=True):
     """Engine, once: it serves. The fields describe the model to the front end."""
 
@@ -170,7 +174,7 @@ class Failed(Message, frozen=True):
 
 
 FromFrontEnd = Submit | Abort | Watch | LoadAdapter | UnloadAdapter | UpdateWeights | ReplaceWeights
-ToEngine = Start | FromFrontEnd
+ToEngine = Start | Leave | FromFrontEnd
 FromEngine = Ready | AdapterAnswer | Rejected | Updates | WeightsRead | WeightsUpdated | Iterations | Heartbeat | Failed
 
 _encoder = msgspec.msgpack.Encoder()

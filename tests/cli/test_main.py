@@ -1,6 +1,8 @@
 """The command `orca-jax`: its subcommands, their help, and errors of one line."""
 
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -106,3 +108,25 @@ def test_the_program_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch)
     assert program("serve") == "orca-jax serve"
     monkeypatch.setattr(sys, "argv", ["/x/orca_jax/serve/__main__.py"])
     assert program("serve") == "python -m orca_jax.serve"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("words", [["--version"], ["generate", "hi", "--model", "preset:toy", "--max-tokens", "2"]])
+def test_an_answer_that_cannot_be_written_is_a_failure(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "orca_jax.cli", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "standard output cannot be written: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "is_quiet"), [("-m", True), ("/somewhere/bin/orca-jax", True), ("script.py", False)])
+def test_ctrl_c_during_imports_of_a_program_is_no_traceback(name: str, is_quiet: bool) -> None:
+    script = (
+        f"import signal, sys; sys.argv = [{name!r}]; import orca_jax; from orca_jax.flags import run_program\n"
+        "print(signal.getsignal(signal.SIGINT) == signal.SIG_DFL)\n"
+        "sys.exit(run_program('x', lambda words: signal.raise_signal(signal.SIGINT), []))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (f"{is_quiet}\n", "", 130)

@@ -122,5 +122,5 @@ def test_the_end_of_the_leaders_front_end_ends_all_processes() -> None:
     with hosts(2, f"--control-timeout={TIMEOUT}") as two:
         engine = two.server.engine()
         two.server.process.kill()
-        assert two.statuses() == [ExitStatus.DONE]
+        assert two.statuses() == [ExitStatus.LEADER_LOST], "an orderly end of the server is DONE"
         engine.wait(5)

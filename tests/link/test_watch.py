@@ -58,7 +58,7 @@ def test_time_without_a_processor_does_not_count(share: float, expected: float) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it")
-@pytest.mark.parametrize("pid", ["self", os.getpid()])
+@pytest.mark.parametrize("pid", ["self", os.getpid()], ids=["self", "number"])  # equal names in all processes
 def test_the_system_counts_starvation_of_each_thread(pid: int | str) -> None:
     found = StarvedThreads(pid).seconds()
     assert len(found) >= threading.active_count() and all(seconds >= 0 for seconds in found.values())
