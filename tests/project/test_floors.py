@@ -92,7 +92,6 @@ FLOORS: dict[str, frozenset[str]] = {
     | {"build", "batch", "plan"},
     "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
     "convert": FACTS | {"bundled", "console", "flags", "progress", "model", "build"},
-    "trace": frozenset({"console", "timeline", "bench"}),
     "async_llm": FACTS | {"server_config", "text", "link", "llm"},
     "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
     "__init__": FACTS | {"llm", "async_llm"},
