@@ -12,8 +12,7 @@ from typing import cast
 import msgspec
 
 from orca_jax.errors import ClusterLostError, ConfigError, EngineDeadError
-from orca_jax.link.memory import MemoryWatch
-from orca_jax.link.watch import StarvedThreads
+from orca_jax.link.watch import MemoryWatch, StarvedThreads
 from orca_jax.link.wire import (
     Failed,
     FrameReader,

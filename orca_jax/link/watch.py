@@ -1,5 +1,7 @@
-"""Detection of an engine's thread that makes no progress, by another thread of its process."""
+"""Watches over a process: a thread without progress, threads without a processor, and the memory of an engine."""
 
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ STEP_FLOOR = 10.0  # seconds without progress that every engine may take
 STEP_FACTOR = 30.0  # times the measured time of the launches in flight
 COMPILE_SECONDS = 600.0  # for a program that is compiled while serving
 
+_ROOT = Path("/")
 _PACKAGE = str(Path(__file__).parents[1])
 _COMPILER = "/jax/_src/compiler.py"
 
@@ -87,6 +90,44 @@ class StarvedThreads:
             found[path] += now - ready[path][1]
         self._ready = ready
         return found
+
+
+class MemoryWatch:
+    """Remembers the memory of a process, since the kernel forgets it with the process.
+
+    Args:
+        pid: the process.
+        root: replaces the root of the file system in tests.
+    """
+
+    def __init__(self, pid: int, root: Path = _ROOT) -> None:
+        self._pages = root / f"proc/{pid}/statm"
+        self._counters = root / "proc/vmstat"
+        self._num_kills = self._read_kills()
+        self._resident = 0  # bytes, at the last look
+
+    def look(self) -> None:
+        """Note the memory that the process holds now."""
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or the system does not tell
+            self._resident = int(self._pages.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def reason(self) -> str | None:
+        """The reason of an end by SIGKILL, if the kernel has killed a process for lack of memory since the start."""
+        if self._num_kills is None or self._read_kills() == self._num_kills:
+            return None
+        return (
+            f"was killed by the kernel for lack of memory; it held {self._resident / 2**30:.1f} GiB. Lower --num-pages "
+            "(the KV cache) or --max-num-batched-tokens, choose a smaller model or --quantization, or raise the memory "
+            "limit of the container"
+        )
+
+    def _read_kills(self) -> int | None:
+        """Processes killed by the kernel for lack of memory, in any control group; None if it is not known."""
+        try:
+            lines = self._counters.read_text("ascii").splitlines()
+        except OSError:
+            return None
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def step_limit(expected: float) -> float:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from orca_jax.link.memory import MemoryWatch
+from orca_jax.link.watch import MemoryWatch
 
 PID = 7
 PAGES = 3 * 2**30 // os.sysconf("SC_PAGE_SIZE")
