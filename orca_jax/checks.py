@@ -125,7 +125,11 @@ MAX_NESTING = 64  # objects and lists in each other, in a file of settings
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def json_value(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def json_value(
+    text: str,
+    parse_constant: Callable[[str], Any] | None = None,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None,
+) -> Any:
     """Return the value of a JSON text that a stranger may have written.
 
     Every text in it can be encoded, and no recursion over it goes deeper than `MAX_NESTING`.
@@ -133,13 +137,14 @@ def json_value(text: str, parse_constant: Callable[[str], Any] | None = None) ->
     Args:
         text: the JSON text.
         parse_constant: that of `json.loads`.
+        object_pairs_hook: that of `json.loads`, such as `unique_keys`.
 
     Raises:
         ValueError: it is not JSON, is nested deeper, or has half of a surrogate pair.
     """
     deeper = f"it is nested deeper than {MAX_NESTING} levels"
     try:
-        value = json.loads(text, parse_constant=parse_constant)
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)
     except RecursionError:
         raise ValueError(deeper) from None
     has_surrogates, parts = _SURROGATE.search(text) is not None, [value]
@@ -154,6 +159,20 @@ def json_value(text: str, parse_constant: Callable[[str], Any] | None = None) ->
         parts = [part for each in outer if isinstance(each, dict) for part in each.values()]
         parts += [part for each in outer for part in each]  # keys of an object
     raise ValueError(deeper)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; for `object_pairs_hook` of `json.loads`, by which the last of equal keys would win.
+
+    Raises:
+        ValueError: a key is listed twice. The error names it.
+    """
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{short(key)} is listed twice")
+        found[key] = value
+    return found
 
 
 def adapter_name_fault(name: str) -> str | None:

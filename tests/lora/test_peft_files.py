@@ -180,6 +180,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
         ('{"\\udc00": 1}', r"'utf-8' codec can't encode character '\udc00'"),
         ('{"r":' + "[" * 5000 + "]" * 5000 + "}", "it is nested deeper than 64 levels"),
         (json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 10**400}), "lora_alpha must be a number, got 1000"),
+        ('{"peft_type": "LORA", "r": 2, "r": 4}', "'r' is listed twice"),
         ('{"peft_type": "LORA", "r": 2, "lora_alpha": NaN}', "lora_alpha must be a number, got nan"),
     ],
 )

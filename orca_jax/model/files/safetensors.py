@@ -9,7 +9,7 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from orca_jax.checks import short
+from orca_jax.checks import short, unique_keys
 from orca_jax.model.stripes import DTYPES
 
 METADATA = "__metadata__"
@@ -50,7 +50,7 @@ def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], i
     if length > limit:
         raise OSError(f"its header has {length} bytes, and at most {limit} are read")
     try:
-        header = json.loads(os.pread(descriptor, length, 8).decode(), object_pairs_hook=_once)
+        header = json.loads(os.pread(descriptor, length, 8).decode(), object_pairs_hook=unique_keys)
         entries = {name: _tensor(name, entry) for name, entry in header.items() if name != METADATA}
     except (AttributeError, ValueError, RecursionError) as error:
         raise OSError(f"its header is damaged: {error}") from None
@@ -65,15 +65,6 @@ def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], i
         name: StoredTensor(dtype, shape, 8 + length + begin) for name, ((begin, _), (dtype, shape)) in entries.items()
     }
     return tensors, length
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"{short(key)} is listed twice")
-        found[key] = value
-    return found
 
 
 def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], tuple[str, tuple[int, ...]]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orca_jax.checks import json_value, open_regular
+from orca_jax.checks import json_value, open_regular, unique_keys
 from orca_jax.errors import CheckpointError, system_message
 
 CONFIG = "adapter_config.json"
@@ -63,7 +63,7 @@ def read_config(directory: Path) -> PeftConfig:
             names every such key.
     """
     try:
-        values = json_value(config_bytes(directory).decode())
+        values = json_value(config_bytes(directory).decode(), object_pairs_hook=unique_keys)
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
