@@ -175,6 +175,18 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def escaped(value: Any) -> Any:
+    """Return a value of lists, dicts and texts with each half of a surrogate pair as its escape, such as `\\udc00`.
+
+    Names in files may have halves, which UTF-8 does not have, and the reason of a refusal quotes the names.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {escaped(key): escaped(each) for key, each in value.items()}
+    return [escaped(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def adapter_name_fault(name: str) -> str | None:
     """The reason for which an adapter cannot have this name, or None.
 

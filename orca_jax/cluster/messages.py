@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from orca_jax.checks import escaped
 from orca_jax.cluster.digest import Digests
 from orca_jax.config import ExecutorConfig, LoadFormat, ModelConfig
 from orca_jax.request import TokenSet
@@ -166,8 +167,11 @@ _call = msgspec.msgpack.Decoder(Call)
 
 
 def encode(message: ClusterMessage) -> bytes:
-    """Encode a message."""
-    return _encoder.encode(message)
+    """Encode a message. Halves of surrogate pairs, as in the reason of a failure, are sent as their escapes."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        return _encoder.encode(escaped(msgspec.to_builtins(message, builtin_types=(bytes,))))
 
 
 def decode_to_leader(payload: bytes) -> ToLeader:

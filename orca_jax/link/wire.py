@@ -6,10 +6,11 @@ Text from a file may have halves of surrogate pairs, which UTF-8 does not have; 
 
 import struct
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from orca_jax.checks import escaped
 from orca_jax.config import ClusterConfig, EngineConfig
 from orca_jax.engine import EngineStats
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
@@ -191,19 +192,10 @@ def encode(message: Message) -> bytes:
     try:
         payload = _encoder.encode(message)
     except UnicodeEncodeError:
-        payload = _encoder.encode(_escaped(msgspec.to_builtins(message, builtin_types=(bytes,))))
+        payload = _encoder.encode(escaped(msgspec.to_builtins(message, builtin_types=(bytes,))))
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(payload)} bytes is too long for the engine's socket")
     return _LENGTH.pack(len(payload)) + payload
-
-
-def _escaped(value: Any) -> Any:
-    """A value of lists, dicts and texts with each half of a surrogate pair as its escape, such as `\\udc00`."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_escaped(key): _escaped(each) for key, each in value.items()}
-    return [_escaped(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class FrameReader:

@@ -12,6 +12,7 @@ from orca_jax.cluster.messages import (
     Hello,
     Iteration,
     Rest,
+    WorkerFailed,
     decode_call,
     decode_to_leader,
     encode,
@@ -45,6 +46,12 @@ def test_sets_of_any_vocabulary_arrive_unchanged() -> None:
     call = decode_call(encode(pack_sets(sets)))
     assert isinstance(call, Allowed)
     assert read_sets(call) == sets
+
+
+def test_halves_of_surrogate_pairs_are_sent_as_escapes() -> None:
+    """The reason of a worker's failure quotes names in files."""
+    found = decode_to_leader(encode(WorkerFailed("é: a\udc00", "model", is_config=True)))
+    assert found == WorkerFailed(r"é: a\udc00", "model", is_config=True)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", encode(Rest())[:-1], b"\x80", b"\x04not a message"])
