@@ -12,6 +12,7 @@ from orca_jax.model.families.values import (
     get_equal_heads,
     get_float,
     get_int,
+    get_layers,
     token_ids,
 )
 
@@ -27,7 +28,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     return ModelConfig(
         family="gpt2",
         vocab_size=get_int(hf, "vocab_size", 50257),
-        num_layers=get_int(hf, "n_layer", 12),
+        num_layers=get_layers(hf, "n_layer", 12),
         embed_dim=embed,
         num_heads=heads,
         num_kv_heads=heads,

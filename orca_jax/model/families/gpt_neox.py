@@ -13,6 +13,7 @@ from orca_jax.model.families.values import (
     get_equal_heads,
     get_float,
     get_int,
+    get_layers,
     token_ids,
 )
 
@@ -33,7 +34,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     return ModelConfig(
         family="gpt_neox",
         vocab_size=get_int(hf, "vocab_size", 50432),
-        num_layers=get_int(hf, "num_hidden_layers", 44),
+        num_layers=get_layers(hf, "num_hidden_layers", 44),
         embed_dim=embed,
         num_heads=heads,
         num_kv_heads=heads,

@@ -16,6 +16,7 @@ from orca_jax.model.families.values import (
     get_bool,
     get_float,
     get_int,
+    get_layers,
     token_ids,
 )
 
@@ -113,7 +114,7 @@ def read_shape(
     return ModelConfig(
         family=family,
         vocab_size=get_int(hf, "vocab_size", defaults["vocab_size"]),
-        num_layers=get_int(hf, "num_hidden_layers", defaults["num_hidden_layers"]),
+        num_layers=get_layers(hf, "num_hidden_layers", defaults["num_hidden_layers"]),
         embed_dim=embed,
         num_heads=heads,
         num_kv_heads=kv_heads,

@@ -12,6 +12,7 @@ from orca_jax.model.families.values import (
     get_bool,
     get_equal_heads,
     get_int,
+    get_layers,
     token_ids,
 )
 
@@ -33,7 +34,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     return ModelConfig(
         family="opt",
         vocab_size=get_int(hf, "vocab_size", 50272),
-        num_layers=get_int(hf, "num_hidden_layers", 12),
+        num_layers=get_layers(hf, "num_hidden_layers", 12),
         embed_dim=embed,
         num_heads=heads,
         num_kv_heads=heads,

@@ -21,6 +21,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
 }
 
+_MOST_LAYERS = 10_000  # the shapes and the names of all layers are listed before any is built
 _LEAST, _MOST = 1e-30, 1e30  # the rest of float32 is lost by one division
 
 
@@ -36,6 +37,14 @@ def get_int(hf: HfConfig, key: str, default: int | None = None) -> int:
         ConfigError: it is missing without a default, or has another value. The error names the key.
     """
     return _integer(hf, key, default, 1, "must be a positive integer below 2**31")
+
+
+def get_layers(hf: HfConfig, key: str, default: int) -> int:
+    """A number of layers, from 1 to 10,000; raises `ConfigError` as `get_int` does."""
+    number = get_int(hf, key, default)
+    if number > _MOST_LAYERS:
+        raise refusal(key, f"must be at most {_MOST_LAYERS}", number)
+    return number
 
 
 def get_count(hf: HfConfig, key: str, default: int) -> int:

@@ -2,14 +2,12 @@
 
 from typing import NamedTuple
 
-from orca_jax.errors import ConfigError
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 
 QWEN_KEYS = frozenset({"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"})
 """The keys read by `windows_of_qwen`."""
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_MOST_LAYERS = 10_000  # of a model with a pattern; it has an entry for each
 
 
 class Windows(NamedTuple):
@@ -50,7 +48,7 @@ def windows_of_qwen(hf: HfConfig, num_layers: int, max_positions: int) -> Window
     if pattern is None:
         if not is_used or first >= num_layers or window is None:
             return Windows(None)
-        pattern = _bounded(num_layers, "num_hidden_layers") * (True,)
+        pattern = num_layers * (True,)
         pattern = (False,) * first + pattern[first:]
     if window is None or not any(pattern):
         return Windows(None)
@@ -71,7 +69,7 @@ def windows_of_gemma(hf: HfConfig, num_layers: int, max_positions: int, period: 
             raise refusal("sliding_window", "must be a positive integer for layers with a window", None)
         if period > num_layers:
             return Windows(window)
-        pattern = (True,) * (_bounded(period, "sliding_window_pattern") - 1) + (False,)
+        pattern = (True,) * (period - 1) + (False,)
     return Windows(window, pattern)
 
 
@@ -86,13 +84,3 @@ def _pattern_of_types(hf: HfConfig, num_layers: int, *, has_window: bool) -> tup
         problem = f"has {_SLIDING}, but there is no window: set sliding_window, and use_sliding_window of a Qwen"
         raise refusal("layer_types", problem, kinds)
     return tuple(kind == _SLIDING for kind in kinds)
-
-
-def _bounded(number: int, key: str) -> int:
-    if number > _MOST_LAYERS:
-        raise ConfigError(
-            f"config.json: {key} {number} is not supported for a model in which some layers have a sliding window; it "
-            f"must be at most {_MOST_LAYERS}",
-            param=key,
-        )
-    return number
