@@ -34,7 +34,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(KEYS[1] + "\n")
     path.chmod(0o600)
-    with running("--api-key", KEYS[0], "--api-key-file", str(path), "--max-num-seqs", "4") as server:
+    flags = ("--api-key", KEYS[0], "--api-key-file", str(path), "--max-num-seqs", "4")
+    with running(*flags, "--no-playground") as server:  # its files are open
         yield server
         server.http.headers["authorization"] = f"Bearer {KEYS[0]}"
         wait_calm(server)
