@@ -39,7 +39,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 4], metavar="N", help="pipelines (default: 2 4)")
     parser.add_argument("--max-bs", type=int, default=8, metavar="N", help="requests of an iteration (default: 8)")
     parser.add_argument("--num-requests", type=int, default=48, metavar="N", help="requests of a pass (default: 48)")
-    parser.add_argument("--tokens", type=int, nargs=2, default=[64, 32], metavar="N", help="of each (default: 64 32)")
+    parser.add_argument("--tokens", type=int, nargs=2, default=[64, 16], metavar="N", help="of each (default: 64 16)")
     parser.add_argument("--passes", type=int, default=3, metavar="N", help="the median counts (default: 3)")
     parser.add_argument("--record", action="store_true", help="write the result into lab/results")
 
