@@ -19,11 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from lab import control_plane, workers
+from lab.reproduce import blocks
 from orca_jax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "ARTIFACT.md", "docs/paper.md")
-BLOCKS: Mapping[str, Callable[[], str]] = {"control": control_plane.block, "workers": workers.block}
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "beyond": blocks.beyond,
+    "claims": blocks.claims,
+    "control": control_plane.block,
+    "errors": blocks.errors,
+    "what_if": blocks.what_if,
+    "workers": workers.block,
+}
 """Blocks of Markdown by name."""
 _MARKED = re.compile(r"<!-- from lab: (?P<what>[^>]+?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 

@@ -47,7 +47,10 @@ STUDIES = (
     Study("chunked, budget 512: equal cohorts", "chunked(32)"),
     Study("chunked, budget 256: equal cohorts", "chunked(32)", Place(token_budget=256)),
     Study("chunked, budget 512, 3 in flight", "chunked(32)", Place(n_workers=3)),
-    Study("cells of equal position (BatchMaker)", "cells(32)"),
+    Study("cells of equal position, whole prompts, 32", "cells(32)"),
+    Study("cells of equal position, whole prompts, 128", "cells(128)"),
+    Study("cells of one token (BatchMaker), 32", "token_cells(32)"),
+    Study("cells of one token (BatchMaker), 128", "token_cells(128)"),
 )
 HOST = 5e-3
 """Seconds of a slow host before each iteration, for the studies of its overlap with the device."""

@@ -17,10 +17,13 @@ class Effort:
     requests: int = 2000  # at each rate under ORCA; a batch of FasterTransformer serves a fourth of them
     seed: int = 0
     processes: int = 1
+    single: int | None = None  # requests of a system that runs one at a time; None: as many as the others
 
     def of(self, system: System) -> int:
-        """Requests at each rate. A batch that waits for its longest member takes many iterations for each of them."""
-        return self.requests if not POLICIES[system.kind].waits or system.max_bs == 1 else max(20, self.requests // 4)
+        """Requests at each rate: fewer for systems that take many iterations for each of them."""
+        if system.max_bs == 1:
+            return self.single or self.requests
+        return max(20, self.requests // 4) if POLICIES[system.kind].waits else self.requests
 
     def map(self, function: Callable[..., Any], *columns: Iterable[Any]) -> list[Any]:
         """Map over processes."""

@@ -62,7 +62,7 @@ def figure_8(effort: Effort) -> dict[str, Any]:
     """Requests per second of batches in flight on four stages, with all requests at once, relative to one in flight.
 
     Returns:
-        `gain`: by workload, system and iterations in flight.
+        `gain` by workload, system and iterations in flight, and `drawn_seconds`, the end of each drawing.
     """
     number = max(200, effort.requests // 4)
     workloads = {"paper": paper_lengths(number, effort.seed), "equal": homogeneous(*EQUAL, number)}
@@ -73,7 +73,7 @@ def figure_8(effort: Effort) -> dict[str, Any]:
             numbers = [str(n_workers) for n_workers in in_flight]
             gains = [rate / rates[0] for rate in rates]
             gain.setdefault(workload, {})[name] = dict(zip(numbers, gains, strict=True))
-    return {"gain": gain}
+    return {"gain": gain, "drawn_seconds": [max(box.end for box in busy) for busy in stage_times().values()]}
 
 
 def _saturated(system: System, n_workers: int, requests: Sequence[Lengths]) -> float:

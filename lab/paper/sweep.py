@@ -14,7 +14,7 @@ LOADS = (0.02, 0.035, 0.055, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8
 """Arrival rates of a curve, as multiples of the throughput with all requests at once."""
 QUIET = 0.5
 """Up to this load a third of the requests is enough, and at least `FEWEST`: latencies hardly vary."""
-FEWEST = 300
+FEWEST = 200
 
 
 @dataclass(frozen=True)

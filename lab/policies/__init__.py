@@ -38,5 +38,8 @@ POLICIES: Mapping[str, Policy] = {
     "request_level": Policy(_request_level, preallocates=True, waits=True, is_paper_baseline=True),
     "chunked": Policy(_chunked),
     "cells": Policy(lambda setting: cells.CellScheduler(setting.max_bs, setting.in_flight), has_all_rows=True),
+    "token_cells": Policy(
+        lambda setting: cells.CellScheduler(setting.max_bs, setting.in_flight, by_token=True), has_all_rows=True
+    ),
 }
 """By name. `request_level` is the package's own form of the baseline, kinder than `ft`."""

@@ -15,13 +15,20 @@ class CellScheduler:
     A recurrent network has the same cell at every position. A Transformer's cell has the shape of its position, so
     requests share an iteration only if their positions are equal. The first request in the order of arrival decides
     the cell, others with the same one join it.
+
+    Args:
+        max_bs: requests of an iteration.
+        n_workers: iterations in flight.
+        by_token: True for prompts of one token for each iteration, as BatchMaker's cells are. More requests then share
+            a cell, and prompts take many iterations.
     """
 
     traits: ClassVar[Traits] = Traits(has_reservations=True, has_workers=True)
 
-    def __init__(self, max_bs: int, n_workers: int = 1) -> None:
+    def __init__(self, max_bs: int, n_workers: int = 1, by_token: bool = False) -> None:
         self.max_bs = max_bs
         self.n_workers = n_workers
+        self._by_token = by_token
         self._last = -1  # arrival index of the request that decided the last cell
 
     @classmethod
@@ -35,8 +42,8 @@ class CellScheduler:
             return Selection(())
         first = next((request for request in able if request.arrival_index > self._last), able[0])
         self._last = first.arrival_index
-        cell = _cell_of(first)
-        same = [request for request in able if _cell_of(request) == cell and request is not first]
+        cell = self._cell_of(first)
+        same = [request for request in able if self._cell_of(request) == cell and request is not first]
         return Selection([Choice(request, cell[1]) for request in [first, *same][: self.max_bs]])
 
     def _able(self, pool: RequestPool, kv: KVManager) -> Sequence[Request]:
@@ -56,7 +63,6 @@ class CellScheduler:
         """Always true: a token is delivered as soon as its iteration has returned."""
         return True
 
-
-def _cell_of(request: Request) -> tuple[int, int]:
-    """Tokens before the cell, and in it."""
-    return request.num_computed, request.num_left
+    def _cell_of(self, request: Request) -> tuple[int, int]:
+        """Tokens before the cell, and in it."""
+        return request.num_computed, 1 if self._by_token else request.num_left

@@ -48,13 +48,14 @@ def headline(effort: Effort, fit: Fit | None = None) -> list[Row]:
 
 
 def _at_latency(name: str, place: Place, effort: Effort) -> Point:
-    system, count = parse_system(name, POLICIES), 3 * effort.requests
+    system = parse_system(name, POLICIES)
+    count = 3 * effort.of(system)
     requests = paper_lengths(count, effort.seed)
 
     def run(rate: float) -> Point:
         return Point(*simulate(system, place, requests, poisson(rate, count, effort.seed)).point)
 
-    return throughput_at(LATENCY, run, 1.1 * saturation(system, place, requests[: effort.requests]))
+    return throughput_at(LATENCY, run, 1.1 * saturation(system, place, requests[: count // 3]))
 
 
 def best_sizes(effort: Effort) -> list[Row]:

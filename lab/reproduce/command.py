@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ FIGURES: Mapping[str, Callable[[Effort], tuple[dict[str, Any], list[Row]]]] = {
     "table1": table1.reproduce,
 }
 RESULTS = Path(__file__).parents[1] / "results"
-QUICK, FULL = Effort(requests=600), Effort(requests=2000)
+QUICK, FULL = Effort(requests=600, single=300), Effort(requests=2000)
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the figures; print their rows. Return 1 if a verdict differs from the expected one."""
     form = "quick" if args.quick else "full"
-    effort = Effort((QUICK if args.quick else FULL).requests, processes=args.processes)
+    effort = replace(QUICK if args.quick else FULL, processes=args.processes)
     expected, failures = read_expected(), list[str]()
     for name in FIGURES if args.figure == "all" else (args.figure,):
         start = time.monotonic()

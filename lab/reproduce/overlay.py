@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.pages import ROOT
+from lab.paper.pipeline import stage_times
 from lab.paper.points import read_figure_10
+from lab.paper.stages_plot import plot_stages
 from orca_jax.reporting import new_figure, save_plot, use_plain_numbers
 from orca_jax.timeline.palette import DASHES, OTHERS, SCHEDULERS
 
 FILE = ROOT / "docs" / "reproduction.svg"
+STAGES = ROOT / "docs" / "paper-fig8.svg"
 RESULTS = ROOT / "lab" / "results"
 ORCA, FT = SCHEDULERS["orca"].color, SCHEDULERS["request_level"].color
 KINDS = {"held out": SCHEDULERS["chunked"].color, "unfitted": OTHERS[0]}
@@ -26,8 +29,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw the page."""
+    """Draw the page, and the batches on the stages of Figure 8."""
     draw({name: read(name, args.form) for name in ("fig8", "fig9", "fig10", "fig11")}, str(FILE))
+    plot_stages(str(STAGES), stage_times())
     return 0
 
 
@@ -98,7 +102,7 @@ def _stages(axes: Any, gain: Mapping[str, Any]) -> None:
 def _equal(axes: Any, kind: str, curves: Mapping[str, Any]) -> None:
     for name, points in curves.items():
         axes.plot(*zip(*points, strict=True), label=name, **_style(list(curves), name, None))
-    axes.set(title=f"Figure 11, 175B, {kind}: no points", xlabel="requests/s", ylabel="median s", yscale="log")
+    axes.set(title=f"Figure 11, 175B: {kind}", xlabel="requests/s", ylabel="median s", yscale="log")
     axes.set_xlim(left=0)
     use_plain_numbers(axes.yaxis)
     axes.grid(visible=True, alpha=0.25)

@@ -28,7 +28,7 @@ WHAT_IF: Mapping[str, Callable[[], Fit]] = {
 }
 FACTORS = (1.0, 1.25, 1.3, 1.47)
 NUM_SEEDS = 5
-EFFORT = Effort(requests=1000)
+EFFORT = Effort(requests=600)
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:

@@ -172,3 +172,19 @@ def test_whole_batches_fill_the_pipeline_and_microbatches_do_not() -> None:
     gain = figure_8(Effort(requests=80))["gain"]["equal"]
     assert gain["orca"]["4"] > 3.4 and gain["chunked"]["4"] > 3.4
     assert gain["ft"]["4"] < 1.1
+
+
+def test_cells_choose_among_all_requests_that_the_memory_holds() -> None:
+    """Prompts of 40 and 50 tokens in turns: a batch of two cells of 40 exists only among more than two candidates."""
+    one, other, place = Lengths(40, 4, 4), Lengths(50, 4, 4), Place("101B", n_workers=1)
+    mixed = simulate(parse_system("cells(2)", POLICIES), place, [one, other, one, other], [0.0] * 4)
+    apart = simulate(parse_system("cells(2)", POLICIES), place, [one, one, other, other], [0.0] * 4)
+    assert max(mixed.ends) == pytest.approx(max(apart.ends), rel=1e-6)
+
+
+def test_cells_of_one_token_take_prompts_token_by_token() -> None:
+    place, one = Place("101B", n_workers=1), Lengths(40, 4, 4)
+    whole, by_token = (
+        simulate(parse_system(name, POLICIES), place, [one], [0.0]) for name in ("cells(2)", "token_cells(2)")
+    )
+    assert by_token.ends[0] - whole.ends[0] == pytest.approx(39 * place.cost.weights, rel=0.05)

@@ -1,10 +1,18 @@
 """Rows and verdicts of a reproduction, and the exit status if one changes."""
 
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from lab.__main__ import main
-from lab.reproduce import command
-from lab.reproduce.rows import Row, changed
+from lab.paper import held_out
+from lab.paper.effort import Effort
+from lab.paper.fits import Fit
+from lab.reproduce import blocks, command, fig9, overlay, table1
+from lab.reproduce.rows import Row, changed, read_expected
 
 
 def test_verdicts() -> None:
@@ -25,3 +33,54 @@ def test_the_exit_status(
     monkeypatch.setattr(command, "read_expected", lambda: {"quick": {"fig8.a": verdict}})
     assert main(["reproduce", "fig8", "--quick", "--processes", "1"]) == status
     assert "a sentence" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["quick", "full"])
+def test_figure_9_equals_the_recorded_digits(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--quick"] * (form == "quick")
+    assert main(["reproduce", "fig9", *flags, "--exact", "--processes", "1"]) == 0, capsys.readouterr().out
+
+
+def test_a_digit_that_changed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _, rows = fig9.reproduce(Effort(20))
+    other = [replace(rows[0], ours=rows[0].ours + 1e-4), *rows[1:]]
+    monkeypatch.setattr(command, "FIGURES", {"fig9": lambda effort: ({}, other)})
+    assert main(["reproduce", "fig9", "--quick"]) == 0, "the verdicts are the same"
+    assert main(["reproduce", "fig9", "--quick", "--exact"]) == 1
+    assert rows[0].name in capsys.readouterr().out
+
+
+def test_the_planner_picks_the_splits_of_table_1() -> None:
+    _, rows = table1.reproduce(Effort(20))
+    assert [row.verdict for row in rows] == ["PASS"] * 4
+
+
+@pytest.mark.parametrize("form", ["quick", "full"])
+def test_every_recorded_verdict_is_expected_and_every_claim_has_a_row(form: str) -> None:
+    rows = list(blocks.recorded(form))
+    assert {row["name"]: row["verdict"] for row in rows} == read_expected()[form]
+    assert {row["claim"] for row in rows} - {""} == {f"C{number}" for number in range(1, 10)}
+
+
+def test_the_page_has_every_figure(tmp_path: Path) -> None:
+    figures = {name: overlay.read(name) for name in ("fig8", "fig9", "fig10", "fig11")}
+    overlay.draw(figures, str(tmp_path / "page.svg"))
+    texts = [
+        re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text()) for path in (tmp_path / "page.svg", overlay.FILE)
+    ]
+    assert texts[0] == texts[1], "run python -m lab overlay"
+    assert {"Figure 10, 175B: held out", "Figure 10, 175B: unfitted", "the paper, read off"} <= set(texts[0])
+
+
+def test_a_fit_is_searched_by_the_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The training error of a bowl around (0.53, 0.41)."""
+
+    def bowl(fit: Fit, effort: Effort) -> float:
+        memory, compute = fit.efficiencies["101B"]
+        return (memory - 0.53) ** 2 + (compute - 0.41) ** 2
+
+    monkeypatch.setattr(held_out, "training_error", bowl)
+    monkeypatch.setattr(held_out, "RESULT", tmp_path / "held-out.json")
+    assert main(["fit"]) == 0
+    found = json.loads((tmp_path / "held-out.json").read_text())
+    assert (found["memory"], found["compute"]) == (0.53, 0.41)

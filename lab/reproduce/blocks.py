@@ -1,0 +1,91 @@
+"""Blocks of Markdown for the pages, from the recorded results of `python -m lab reproduce`."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.paper.beyond import COLUMNS
+
+RESULTS = Path(__file__).parents[1] / "results"
+FIGURES = ("fig8", "fig9", "fig10", "fig11", "table1")
+MODELS = ("101B", "175B", "341B")
+ENGINES = {"orca": "ORCA", "ft": "FasterTransformer"}
+
+
+def claims() -> str:
+    """A row for each comparison that belongs to a claim."""
+    rows = sorted((row for row in recorded() if row["claim"]), key=lambda row: row["claim"])
+    cells = [
+        (row["claim"], row["text"], shown(row["ours"]), shown(row["paper"]), percent(row["error"]),
+         percent(row["limit"]), f"**{row['verdict']}**")
+        for row in rows
+    ]  # fmt: skip
+    return table(("claim", "value", "ours", "the paper", "error", "tolerance", "verdict"), cells)
+
+
+def errors() -> str:
+    """The errors of latency by model and engine: fitted, held out, unfitted."""
+    by_name = {row["name"]: row for row in recorded()}
+    cells = []
+    for engine, title in ENGINES.items():
+        for what, words in (("latency", "within the error of digitising"), ("strict", "without tolerance")):
+            rows = [by_name[f"fig10.{model}.{engine}.{what}"] for model in MODELS]
+            limits = [percent(row["limit"]) for row in rows]
+            cells.append(
+                (f"{title}, {words}", *[percent(row["ours"]) for row in rows], ", ".join(filter(None, limits)))
+            )
+        for kind in ("held_out", "unfitted"):
+            row = by_name[f"fig10.175B.{engine}.{kind}"]
+            cells.append((f"{title}, {kind.replace('_', ' ')}", "", percent(row["ours"]), "", percent(row["limit"])))
+    for name in ("mean", "worst"):
+        row = by_name[f"fig10.saturation.{name}"]
+        cells.append((f"saturation of all, {name}", "", percent(row["error"]), "", percent(row["limit"])))
+    return table(("mean error", *MODELS, "tolerance"), cells)
+
+
+def what_if() -> str:
+    """The errors of ORCA's latency and saturation with other numbers."""
+    found = json.loads((RESULTS / "what-if.json").read_text(encoding="utf-8"))["table"]
+    cells = [
+        (
+            name,
+            *[percent(each[model]["latency"]) for model in MODELS],
+            *[percent(each[m]["saturation"]) for m in MODELS],
+        )
+        for name, each in found.items()
+    ]
+    return table(("ORCA with", *[f"{m}, latency" for m in MODELS], *[f"{m}, saturation" for m in MODELS]), cells)
+
+
+def beyond() -> str:
+    """The studies beyond the paper's figures."""
+    found = json.loads((RESULTS / "beyond.json").read_text(encoding="utf-8"))
+    columns = {name: title for name, title in COLUMNS.items() if name != "arrivals_per_s"}
+    cells = [
+        (study, *[f"{figures[name]:,.4g}" if name in figures else "" for name in columns])
+        for study, figures in found.items()
+    ]
+    return table(("", *columns.values()), cells)
+
+
+def recorded(form: str = "full") -> Iterator[Mapping[str, Any]]:
+    """The rows of all figures."""
+    for name in FIGURES:
+        yield from json.loads((RESULTS / f"{name}-{form}.json").read_text(encoding="utf-8"))["rows"].values()
+
+
+def shown(value: Any) -> str:
+    """A value with three digits."""
+    return f"{value:,.3g}" if isinstance(value, float) else str(value)
+
+
+def percent(value: float | None) -> str:
+    """A share with one digit; nothing for None."""
+    return "" if value is None else f"{100 * value:.1f} %" if value < 0.0995 else f"{100 * value:.0f} %"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *["| " + " | ".join(row) + " |" for row in rows]])
