@@ -1,5 +1,6 @@
 """The decoder: one Transformer. Its configuration alone makes it a model of a family."""
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -270,6 +271,8 @@ class Decoder(nnx.Module):
         waiting = list(nnx.to_flat_state(stacked))
         self.blocks = nnx.List([])
         del stacked  # so that each stack is freed as soon as its slices are there
+        if not isinstance(waiting[0][1].get_value(), jax.ShapeDtypeStruct):
+            gc.collect()  # the block before is in a cycle, and would keep all stacks
         layers: list[list[Any]] = [[] for _ in range(self.num_layers)]
         while waiting:
             path, variable = waiting.pop()

@@ -109,7 +109,7 @@ def test_flags_of_the_page_exist() -> None:
     text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
     of_replicas = {field.name for field in dataclasses.fields(RayConfig)}
     named = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z-]+)", text)}
-    others = {"gpus", "device", "privileged"}  # of docker
+    others = {"gpus", "device", "privileged", "build_arg"}  # of docker
     assert named - others <= FLAGS | of_replicas
     assert of_replicas - {"replica_cpus"} <= named
     for target in re.findall(r"\]\(([^)#:]+)\)", text):

@@ -36,13 +36,13 @@ def test_leaves_beside_the_parameters_are_not_opened(
     edit_metadata(model / PARAMS, lambda tree: tree.update({str(n): leaf("opt_state", str(n)) for n in range(5_000)}))
     opened: list[str] = []
     parsed: list[int] = []
-    real_open, real_loads = orbax_reader.tensorstore.open, orbax_files.json.loads
+    real_open, real_value = orbax_reader.tensorstore.open, orbax_files.json_value
     monkeypatch.setattr(
         orbax_reader.tensorstore,
         "open",
         lambda spec, **settings: opened.append(spec["kvstore"]["path"]) or real_open(spec, **settings),
     )
-    monkeypatch.setattr(orbax_files.json, "loads", lambda text: parsed.append(len(text)) or real_loads(text))
+    monkeypatch.setattr(orbax_files, "json_value", lambda text: parsed.append(len(text)) or real_value(text))
     assert_served(model, flat)
     assert sorted(opened) == sorted(f"params.{path}/" for path in flat)
     assert len([size for size in parsed if size > 100_000]) == 1
