@@ -1,6 +1,5 @@
 """Builds a running engine from the settings of the user. Every "auto" is resolved here."""
 
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -124,7 +123,6 @@ def build_engine(
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
     built = _build(config, on_compile, times or StartTimes(), announce, cluster)
-    gc.collect()  # before `trim_heap`: tracing leaves much garbage
     trim_heap()
     logger.info("%s", built.summary.line(config.model))
     return built

@@ -53,8 +53,8 @@ class AdapterCalls:
     async def load_again(self, send: SendChange, ended: asyncio.Event) -> bool:
         """Load everything that is loaded into a new engine, one adapter after the other.
 
-        An adapter that the engine refuses is dropped, and so is one during whose load `MOST_ENDS` engines have ended:
-        its files may have changed since it was loaded, and they must not end every engine to come.
+        An adapter is dropped if the engine refuses it, or if `MOST_ENDS` engines have ended while they loaded it. Its
+        files may have changed since the first load, and must not end every later engine.
 
         Args:
             send: sends a message to the new engine.
