@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import zmq
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.real.opening import surroundings
 from orca_jax.bench.real.page import machine_of, table
 from orca_jax.bench.real.quiet import Quiet
-from orca_jax.build.engine import build_engine
 from orca_jax.cluster.launch import free_ports
 from orca_jax.cluster.messages import Iteration, decode_call, encode
 from orca_jax.cluster.sockets import bind, leader_socket, worker_socket

@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import reschedule, warm_up
 from orca_jax.bench.real.opening import surroundings
 from orca_jax.bench.real.page import machine_of, table
 from orca_jax.bench.real.quiet import Quiet
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.reporting import rounded, write_file

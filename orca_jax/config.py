@@ -1,7 +1,7 @@
 """Settings: one small frozen dataclass per layer of the package.
 
-Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto". `build/resolve.py` resolves them once
-into the other classes. No setting is read from the environment.
+Only `EngineConfig`, the settings of the user, may hold "auto" or None for "auto". `assembly/resolve.py` resolves them
+once into the other classes. No setting is read from the environment.
 """
 
 import json
@@ -20,7 +20,7 @@ SchedulerName = Literal["orca", "request_level", "chunked"]
 OrderingName = Literal["fcfs", "priority", "fair", "deadline", "shortest"]
 PageLayout = Literal["head_major", "packed"]  # the order of tokens in a page, see kernels/kv_pages.py
 AttentionName = Literal["tpu", "gpu", "triton", "native", "gather", "xla", "reference"]  # see docs/kernels.md
-CpuProducts = Literal["auto", "native", "xla"]  # see build/products.py
+CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
 SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
@@ -250,9 +250,9 @@ def speculative_config(value: object) -> SpeculativeConfig | None:
 @names_checked(ConfigError)
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of the user, with the names of vLLM. `None` means "auto"; `build/resolve.py` resolves it.
+    """The settings of the user, with the names of vLLM. `None` means "auto"; `assembly/resolve.py` resolves it.
 
-    A setting other than its default is honoured or refused by name (`build/settings.py`).
+    A setting other than its default is honoured or refused by name (`assembly/settings.py`).
 
     Raises:
         ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.

@@ -52,7 +52,7 @@ class EngineSummary:
     page_size: int = 0  # tokens of a page of the KV cache
     num_pages: int = 0
     quantization: str | None = None  # of the weights
-    products: str = ""  # of matrices on a CPU: "native" or "xla", see build/products.py; empty on other devices
+    products: str = ""  # of matrices on a CPU: "native" or "xla", see assembly/products.py; empty on other devices
 
     def line(self, model: str) -> str:
         """Return the line of text about this engine for logs and terminals."""

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import AttentionName, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.kernels.ragged_attention import implementations
@@ -20,7 +20,7 @@ from orca_jax.timeline.writer import check_trace_file
 REFERENCE = Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads"
 PROGRAM = """
 import json, sys
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 for settings in json.loads(sys.argv[1]):

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from orca_jax.assembly.budget import launch_sizes, token_budget
+from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.resolve import cache_directory
+from orca_jax.assembly.scheduler import build_scheduling
+from orca_jax.assembly.settings import NEEDS, ORDERINGS, SCHEDULERS, TOY_HAS_NO, adapted, check_settings
 from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
 from orca_jax.bench.__main__ import main as bench
-from orca_jax.build.budget import launch_sizes, token_budget
-from orca_jax.build.engine import Built, build_engine
-from orca_jax.build.resolve import cache_directory
-from orca_jax.build.scheduler import build_scheduling
-from orca_jax.build.settings import NEEDS, ORDERINGS, SCHEDULERS, TOY_HAS_NO, adapted, check_settings
 from orca_jax.config import CacheConfig, EngineConfig, OrderingName, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.serve.args import parse_args as serve_args

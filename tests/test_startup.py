@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.startup import START_PHASES, EngineSummary, StartReport, StartTimes
 
@@ -108,7 +108,7 @@ def test_the_line_about_an_engine() -> None:
 def test_the_line_of_the_toy_is_logged(
     settings: dict[str, Any], tokens: int, requests: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", "orca_jax.build.engine"):
+    with caplog.at_level("INFO", "orca_jax.assembly.engine"):
         built = build_engine(EngineConfig(model="preset:toy", max_model_len=70, max_num_seqs=2, **settings))
     (record,) = caplog.records
     assert record.message.startswith(

@@ -107,7 +107,7 @@ class BatchConfig:
             return self.concurrency
         if self.base_url is not None:
             return REMOTE_CONCURRENCY
-        from orca_jax.build.scheduler import num_rows
+        from orca_jax.assembly.scheduler import num_rows
 
         return 2 * num_rows(self.server.engine)
 
@@ -126,7 +126,7 @@ class BatchConfig:
 
 def for_throughput(engine: EngineConfig) -> EngineConfig:
     """Settings with a later target for the time between tokens, since they are not read as they come."""
-    from orca_jax.build.settings import adapted, is_toy
+    from orca_jax.assembly.settings import adapted, is_toy
 
     if engine.itl_target_ms is not None or is_toy(engine.model):
         return engine

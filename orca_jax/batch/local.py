@@ -8,9 +8,9 @@ from typing import Protocol, Self
 
 from starlette.types import Message as Event
 
+from orca_jax.assembly.engine import Built
 from orca_jax.batch.answers import Answer
 from orca_jax.batch.rows import Row
-from orca_jax.build.engine import Built
 from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.errors import EngineError
 from orca_jax.link.client import EngineClient

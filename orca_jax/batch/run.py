@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from functools import partial
 from typing import Any
 
+from orca_jax.assembly.engine import Built, build_engine
 from orca_jax.batch.answers import Answer, RowSummary, answer_row, error_row, row_summary
 from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.display import Display
@@ -20,7 +21,6 @@ from orca_jax.batch.record import REMEDY, RunRecord, record_of
 from orca_jax.batch.remote import RemoteServer, read_api_key
 from orca_jax.batch.rows import BadLine, Row, RowReader, repeated
 from orca_jax.batch.summary import Summary
-from orca_jax.build.engine import Built, build_engine
 from orca_jax.errors import ConfigError, EngineError
 from orca_jax.link.open_files import file_limit, free_files, raise_file_limit
 from orca_jax.openai.model import check_texts, downloaded

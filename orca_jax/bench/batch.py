@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from orca_jax.assembly.engine import Built, build_engine
 from orca_jax.batch.config import BatchConfig, server_config
 from orca_jax.batch.run import run_batch
 from orca_jax.bench.measure import run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
-from orca_jax.build.engine import Built, build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineError
 from orca_jax.flags import add_engine_args, engine_config_from_args

@@ -10,10 +10,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.settings import adapted
 from orca_jax.bench.measure import reschedule, run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import Built, build_engine
-from orca_jax.build.settings import adapted
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args

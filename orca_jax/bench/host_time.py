@@ -6,9 +6,9 @@ import json
 import random
 import statistics
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import run_workload, summarize, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args

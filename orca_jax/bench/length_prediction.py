@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.logged_answers import LoggedAnswers, PassRunner, Served, latency_figures, poisson, read_answers
-from orca_jax.build.engine import build_engine
 from orca_jax.bundled import ranker_directory
 from orca_jax.config import OrderingName
 from orca_jax.errors import ConfigError

@@ -10,9 +10,9 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from orca_jax.assembly.engine import Built
+from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.feed import advance, feed, sleep_until
-from orca_jax.build.engine import Built
-from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, reason_of

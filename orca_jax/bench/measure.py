@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from orca_jax.assembly.budget import token_budget
+from orca_jax.assembly.engine import TOY_BUDGET, Built
+from orca_jax.assembly.scheduler import build_scheduling
+from orca_jax.assembly.speculation import speculating
 from orca_jax.bench.feed import feed, sleep_until
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.budget import token_budget
-from orca_jax.build.engine import TOY_BUDGET, Built
-from orca_jax.build.scheduler import build_scheduling
-from orca_jax.build.speculation import speculating
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine, totals
 from orca_jax.errors import ConfigError

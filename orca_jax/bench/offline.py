@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 import json
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import run_workload, summarize, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
-from orca_jax.build.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, name_tails, print_table

@@ -12,11 +12,11 @@ import json
 import time
 from collections.abc import Callable
 
+from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.settings import reuses_prefixes
 from orca_jax.bench.measure import PassResult, mean_figures, reschedule, run_workload, summarize, warm_up
 from orca_jax.bench.prefix_hits import Admissions, count_missed, possible_hits
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
-from orca_jax.build.engine import Built, build_engine
-from orca_jax.build.settings import reuses_prefixes
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, name_tails, print_table

@@ -16,11 +16,11 @@ from typing import get_type_hints
 
 import msgspec
 
+from orca_jax.assembly.scheduler import build_scheduling
+from orca_jax.assembly.settings import PREDICTORS, adapted
+from orca_jax.assembly.speculation import speculating
 from orca_jax.bench.feed import advance, feed
 from orca_jax.bench.simulated.proposals import SimProposer, launch_seconds
-from orca_jax.build.scheduler import build_scheduling
-from orca_jax.build.settings import PREDICTORS, adapted
-from orca_jax.build.speculation import speculating
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.settings import NEEDS, adapted, check_settings
 from orca_jax.bench.load_plot import plot_loads
 from orca_jax.bench.measure import mean_figures, reschedule, run_workload, summarize
 from orca_jax.bench.simulated.scheduler_cost import GOAL_US, measure_all
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
-from orca_jax.build.engine import Built, build_engine
-from orca_jax.build.settings import NEEDS, adapted, check_settings
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import FlagParser, add_engine_args, engine_config_from_args

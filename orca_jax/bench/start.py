@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx
 
+from orca_jax.assembly.settings import is_toy
 from orca_jax.bench.install import measure_install
-from orca_jax.build.settings import is_toy
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.reporting import hardware, print_table
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import run_workload, warm_up
 from orca_jax.bench.workload.generate import add_workload_args, workload_from_args, workload_settings
-from orca_jax.build.engine import build_engine
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.observer import Observer
 from orca_jax.reporting import hardware, print_table

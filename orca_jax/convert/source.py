@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from orca_jax.build.settings import check_needs, quantised
+from orca_jax.assembly.settings import check_needs, quantised
 from orca_jax.bundled import is_gguf, is_preset, model_directory
 from orca_jax.checks import is_writable
 from orca_jax.config import DType, EngineConfig, LoadFormat, ModelConfig

@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from orca_jax.build.engine import Built, build_engine
-from orca_jax.build.settings import reuses_prefixes
+from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.settings import reuses_prefixes
 from orca_jax.cluster.exits import ExitStatus, exit_now
 from orca_jax.config import ClusterConfig
 from orca_jax.console import lasting_output
@@ -33,7 +33,7 @@ from orca_jax.progress import has_terminal
 from orca_jax.startup import StartTimes
 
 if TYPE_CHECKING:
-    from orca_jax.build.cluster import LeaderBuild
+    from orca_jax.assembly.cluster import LeaderBuild
     from orca_jax.link.kv_events import KvEventPublisher
 
 HEARTBEAT_SECONDS = 0.5
@@ -148,7 +148,7 @@ def warn_of_reservations(built: Built) -> None:
 
 
 def _lead(config: ClusterConfig, model: str, send: Send) -> "LeaderBuild":
-    from orca_jax.build.cluster import LeaderBuild  # with ZeroMQ, which one process alone does not need
+    from orca_jax.assembly.cluster import LeaderBuild  # with ZeroMQ, which one process alone does not need
 
     return LeaderBuild(config, model, partial(_end, send))
 

@@ -40,7 +40,7 @@ def run_worker(config: ServerConfig) -> NoReturn:
     assert cluster is not None, "a worker is one of several processes"
     install_handler(config.log_format, process=f"worker {config.node_rank}")
     signals = _WorkerSignals(config.shutdown_timeout)
-    from orca_jax.build.cluster import build_worker, hello_of
+    from orca_jax.assembly.cluster import build_worker, hello_of
 
     times = StartTimes()
     engine = pinned(config.engine)

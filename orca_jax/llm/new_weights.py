@@ -6,6 +6,6 @@ from typing import Any
 
 def save_tree(params: Any, folder: Path) -> None:
     """Write a tree of parameters as an Orbax checkpoint. Imports JAX at the first call."""
-    from orca_jax.build.weights import save
+    from orca_jax.assembly.weights import save
 
     save(params, folder)

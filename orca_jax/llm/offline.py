@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, cast
 
 from orca_jax import progress
-from orca_jax.build.engine import Built, build_engine
+from orca_jax.assembly.engine import Built, build_engine
 from orca_jax.engine import Engine
 from orca_jax.errors import RequestError
 from orca_jax.llm.arguments import (

@@ -134,7 +134,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     _check(args, model)
     devices = this_machine() if args.devices == "cpu" else parse_devices(args.devices)
     # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no device.
-    from orca_jax.build.resolve import dtype_of
+    from orca_jax.assembly.resolve import dtype_of
     from orca_jax.plan.compiled import compiled_memory, topology_of
     from orca_jax.plan.memory import Demand
     from orca_jax.plan.options import choose, options
@@ -183,7 +183,7 @@ def this_machine() -> Devices:
 
 def _check(args: argparse.Namespace, model: ModelConfig) -> None:
     """Refuse wrong numbers, and flags that do not fit the model. Raises ConfigError; `param` names the flag."""
-    from orca_jax.build.settings import check_needs, check_quantization  # it imports much, and help comes at once
+    from orca_jax.assembly.settings import check_needs, check_quantization  # it imports much, and help comes at once
 
     check_needs(EngineConfig(args.model, revision=args.revision, download_dir=args.download_dir))
     check_quantization(args.quantization, model)

@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from orca_jax.build.budget import largest_launch
-from orca_jax.build.resolve import PAGE_SIZE
+from orca_jax.assembly.budget import largest_launch
+from orca_jax.assembly.resolve import PAGE_SIZE
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.model.describe import read_model_config

@@ -7,8 +7,8 @@ from functools import cache
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
-from orca_jax.build.budget import largest_launch
-from orca_jax.build.resolve import PAGE_SIZE, page_layout
+from orca_jax.assembly.budget import largest_launch
+from orca_jax.assembly.resolve import PAGE_SIZE, page_layout
 from orca_jax.config import DType, EngineConfig, ModelConfig, PageDType, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
@@ -135,7 +135,7 @@ def _fit(
     largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
     workspace = workspace_bytes(model, largest, num_rows, length, split.tensor)
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
-    # As in build/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
+    # As in assembly/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
     most_layers = replace(model, num_layers=max(span.size for span, _ in parts))
     layout = page_layout(kind.platform)

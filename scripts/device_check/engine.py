@@ -95,7 +95,7 @@ def generate(setting: Setting, model: str, sizes: dict[str, int]) -> Found:
     lines: list[str] = []
     handler = logging.Handler(logging.INFO)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("orca_jax.build.engine")
+    logger = logging.getLogger("orca_jax.assembly.engine")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     start = time.perf_counter()

@@ -7,11 +7,11 @@ from functools import partial
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.steps import Model
 from device_check.trace import throughput, trace_of
+from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.paper.systems import parse_system
 from orca_jax.bench.real.figures import figure_10
 from orca_jax.bench.real.laboratory import Laboratory
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.exec.executor import JaxExecutor

@@ -95,7 +95,7 @@ class Model:
         return decoder
 
     def arrange(self, decoder: Decoder) -> None:
-        """Change the layers to the form of the engine (`arrange` in `build/executor.py`)."""
+        """Change the layers to the form of the engine (`arrange` in `assembly/executor.py`)."""
         if self.setting.kind == "gpu":
             decoder.unstack()
 

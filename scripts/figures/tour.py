@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.observer import Observer
 from orca_jax.request import SamplingParams

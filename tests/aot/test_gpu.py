@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build.resolve import explain
+from orca_jax.assembly.resolve import explain
 from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.kernels.ragged_attention.cases import Case

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.measure import PassResult, run_workload, summarize
 from orca_jax.bench.workload.generate import make_workload
-from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import percentile

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.feed import advance
 from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, paper_lengths, serve
@@ -17,7 +18,6 @@ from orca_jax.bench.real.laboratory import Laboratory, prompts_of, settings_of
 from orca_jax.bench.real.page import HELD_BEGIN, HELD_END
 from orca_jax.bench.simulated.held_out import compared, figures_of
 from orca_jax.bench.simulated.prediction import predicted_run, scaled_cost, skewed_lengths
-from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.model.describe import read_model_config

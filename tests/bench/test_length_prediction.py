@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.length_prediction import _capacity, _contestants, _tau
 from orca_jax.bench.logged_answers import LoggedAnswers, PassRunner, Served, latency_figures, poisson, read_answers
-from orca_jax.build.engine import build_engine
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError
 from orca_jax.sched.predict import ClientBound, Oracle, RunningQuantiles

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.measure import run_workload
 from orca_jax.bench.prefix_hits import Admissions, count_missed, page_names, possible_hits
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.load_plot import plot_loads
 from orca_jax.bench.measure import reschedule, run_workload
 from orca_jax.bench.schedulers import parse_contestants
 from orca_jax.bench.workload.generate import make_workload
-from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 

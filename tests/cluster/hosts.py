@@ -20,7 +20,7 @@ DEVICE_FLAGS = (
 FAULTY = 200
 _CODE = f"""
 import sys, time
-import orca_jax.build.cluster as cluster
+import orca_jax.assembly.cluster as cluster
 from orca_jax.sim.toy import ToyExecutor
 
 class Faulty(ToyExecutor):

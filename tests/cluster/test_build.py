@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import jax
 import pytest
 
-from orca_jax.build.cluster import _least_free
-from orca_jax.build.devices import devices_each, mesh_devices
+from orca_jax.assembly.cluster import _least_free
+from orca_jax.assembly.devices import devices_each, mesh_devices
 from orca_jax.cluster.messages import HostDevices
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -60,7 +60,7 @@ def test_the_leaders_devices_are_the_last(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_least_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes on one machine share its memory; a third machine has more."""
-    monkeypatch.setattr("orca_jax.build.cluster._own_devices", lambda config: HostDevices("cpu", 1000))
+    monkeypatch.setattr("orca_jax.assembly.cluster._own_devices", lambda config: HostDevices("cpu", 1000))
     reports = [HostDevices("cpu", 1000), HostDevices("cpu", 5000)]
     assert _least_free(reports, [2, 2, 1], jax.devices(), EngineConfig()) == 500
     assert _least_free(reports, [2, 2, 1], jax.devices(), EngineConfig(num_pages=5)) is None

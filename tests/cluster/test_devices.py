@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.launch import free_ports
 from orca_jax.config import EngineConfig

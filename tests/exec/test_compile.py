@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from orca_jax.build.resolve import cache_directory
+from orca_jax.assembly.resolve import cache_directory
 from orca_jax.exec.compile import CompileCounter, compile_cache, compile_one, compiler_options
 from tests.users import as_user, needs_root, reachable_folder
 

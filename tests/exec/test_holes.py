@@ -13,9 +13,9 @@ import jax
 import pytest
 from flax import nnx
 
-from orca_jax.build import resolve
-from orca_jax.build.executor import PlacedStage
-from orca_jax.build.scheduler import num_rows
+from orca_jax.assembly import resolve
+from orca_jax.assembly.executor import PlacedStage
+from orca_jax.assembly.scheduler import num_rows
 from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import cache_shape, largest_stack, workspace_bytes

@@ -77,7 +77,7 @@ def test_no_share_is_set_after_jax_has_started() -> None:
 def test_the_share_is_set_before_jax_starts() -> None:
     code = """
 import os, jax
-from orca_jax.build import engine
+from orca_jax.assembly import engine
 from orca_jax.config import EngineConfig
 
 def stop(*args, **options):
@@ -108,7 +108,7 @@ def test_xla_has_threads_for_the_processors(
 THREADS = """
 import os
 from pathlib import Path
-from orca_jax.build.devices import claim_devices
+from orca_jax.assembly.devices import claim_devices
 from orca_jax.config import EngineConfig
 from orca_jax.exec import host, memory
 from orca_jax.model.describe import read_model_config

@@ -14,8 +14,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, file_download
 
-from orca_jax.build.engine import build_engine
-from orca_jax.build.settings import check_settings
+from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.settings import check_settings
 from orca_jax.bundled import directory_of, model_directory, pinned, with_commit
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.link.client import EngineClient
 from orca_jax.link.engine_watch import EngineWatch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import RequestError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox

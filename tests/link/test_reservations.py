@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.link.process import warn_of_reservations
 

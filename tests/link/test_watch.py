@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from orca_jax import LLM, LoRARequest, SamplingParams
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.link.client import EngineClient

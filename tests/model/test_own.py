@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec import programs

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.build.executor import arrange
+from orca_jax.assembly.executor import arrange
 from orca_jax.config import DType, ModelConfig
 from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from orca_jax.build.executor import place_model
-from orca_jax.build.resolve import resolve
+from orca_jax.assembly.executor import place_model
+from orca_jax.assembly.resolve import resolve
 from orca_jax.config import EngineConfig, ExpertsConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import weight_bytes

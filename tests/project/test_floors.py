@@ -42,7 +42,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "observer": FACTS | {"sched"},
     "engine": FACTS | {"sched", "observer"},
     "timeline": FACTS | {"console", "flags", "sched", "sim", "observer", "engine", "reporting"},
-    "build": FACTS
+    "assembly": FACTS
     | {
         "bundled",
         "cache_files",
@@ -59,16 +59,27 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
     }
     | {"hub", "timeline"},
-    "llm": FACTS | {"bundled", "progress", "build", "engine", "text"},
+    "llm": FACTS | {"bundled", "progress", "assembly", "engine", "text"},
     "link": FACTS
-    | {"bundled", "console", "progress", "server_config", "logs", "cluster", "observer", "engine", "timeline", "build"},
+    | {
+        "bundled",
+        "console",
+        "progress",
+        "server_config",
+        "logs",
+        "cluster",
+        "observer",
+        "engine",
+        "timeline",
+        "assembly",
+    },
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
     "playground": FACTS | {"server_config", "timeline", "link", "openai"},
     "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai", "playground"},
     "deploy": FACTS | {"cluster", "console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
     "batch": FACTS
-    | {"console", "flags", "progress", "server_config", "engine", "build", "link", "telemetry", "openai"},
+    | {"console", "flags", "progress", "server_config", "engine", "assembly", "link", "telemetry", "openai"},
     "bench": FACTS
     | {
         "bundled",
@@ -89,9 +100,9 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
         "timeline",
     }
-    | {"build", "batch", "plan"},
-    "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "build"},
-    "convert": FACTS | {"bundled", "console", "flags", "progress", "model", "build"},
+    | {"assembly", "batch", "plan"},
+    "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "assembly"},
+    "convert": FACTS | {"bundled", "console", "flags", "progress", "model", "assembly"},
     "async_llm": FACTS | {"server_config", "text", "link", "llm"},
     "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
     "__init__": FACTS | {"llm", "async_llm"},

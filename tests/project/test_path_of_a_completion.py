@@ -26,9 +26,9 @@ import psutil
 import pytest
 
 import orca_jax
+from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.local import LocalEngine
 from orca_jax.batch.rows import COMPLETIONS, Row
-from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.server_config import ServerConfig

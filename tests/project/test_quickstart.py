@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.args import parse_args as parse_batch
-from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.serve.args import parse_args

@@ -15,7 +15,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.build.scheduler import build_scheduling
+from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bundled import demo_directory, ranker_directory
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError

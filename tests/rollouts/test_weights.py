@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.build.executor import PlacedModel, arrange, place_model
-from orca_jax.build.weights import WeightUpdater
+from orca_jax.assembly.executor import PlacedModel, arrange, place_model
+from orca_jax.assembly.weights import WeightUpdater
 from orca_jax.config import DType
 from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor

@@ -280,7 +280,9 @@ def test_loading_has_a_limit() -> None:
 
 
 def test_front_end_needs_no_jax() -> None:
-    code = "import sys, orca_jax.serve.server; assert not {'jax', 'numpy', 'orca_jax.build.engine'} & set(sys.modules)"
+    code = (
+        "import sys, orca_jax.serve.server; assert not {'jax', 'numpy', 'orca_jax.assembly.engine'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

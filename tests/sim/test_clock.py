@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams

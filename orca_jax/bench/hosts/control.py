@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
+from orca_jax.assembly.cluster import LeaderBuild
+from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.settings import TOY
 from orca_jax.bench.measure import run_workload
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.cluster import LeaderBuild
-from orca_jax.build.engine import build_engine
-from orca_jax.build.settings import TOY
 from orca_jax.cluster.launch import free_ports
 from orca_jax.cluster.leader import Leader
 from orca_jax.cluster.messages import Call

@@ -108,7 +108,7 @@ def measure_load(directory: Path, dtype: DType) -> dict[str, float]:
     import jax
     from flax import nnx
 
-    from orca_jax.build.executor import arrange
+    from orca_jax.assembly.executor import arrange
     from orca_jax.exec.memory import limit_threads
     from orca_jax.model.load import prepare_load, tensor_mesh
 

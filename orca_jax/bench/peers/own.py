@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from orca_jax.assembly.engine import Built, build_engine
 from orca_jax.bench.measure import run_workload, summarize, warm_up
 from orca_jax.bench.peers.inputs import read_workload
 from orca_jax.bench.peers.side import PREFIX
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import Built, build_engine
 from orca_jax.errors import OrcaError
 from orca_jax.flags import FlagParser, add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware

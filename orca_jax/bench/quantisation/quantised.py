@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.resolve import PAGE_SIZE
+from orca_jax.assembly.settings import is_toy
 from orca_jax.bench.measure import run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import build_engine
-from orca_jax.build.resolve import PAGE_SIZE
-from orca_jax.build.settings import is_toy
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import DType, EngineConfig, KVCacheDType, ModelConfig, Quantization, page_dtype
 from orca_jax.errors import ConfigError, system_message

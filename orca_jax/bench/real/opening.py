@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
+from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.scheduler import num_rows
+from orca_jax.assembly.settings import adapted
 from orca_jax.bench.measure import reschedule
 from orca_jax.bench.paper.systems import System
 from orca_jax.bench.real.laboratory import Laboratory, settings_of
-from orca_jax.build.engine import build_engine
-from orca_jax.build.scheduler import num_rows
-from orca_jax.build.settings import adapted
 from orca_jax.config import EngineConfig
 from orca_jax.reporting import hardware
 from orca_jax.sim.gpt import LONGEST

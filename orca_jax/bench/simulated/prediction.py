@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.feed import advance
 from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, scaled, serve
 from orca_jax.bench.paper.systems import System
 from orca_jax.bench.real.laboratory import Laboratory, prompts_of, settings_of
-from orca_jax.build.scheduler import build_scheduling
 from orca_jax.config import ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.sched.chunked import ChunkedScheduler

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from orca_jax.assembly.settings import ORDERINGS
 from orca_jax.bench.feed import advance, feed
 from orca_jax.bench.paper.runs import paper_lengths, poisson
-from orca_jax.build.settings import ORDERINGS
 from orca_jax.engine import Engine
 from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.reporting import print_table

@@ -3,8 +3,8 @@
     python -m orca_jax.kernels.ragged_attention.self_test TRIAL
 
 `TRIAL` is a `Trial` as JSON. A wrong kernel may also hang the device or kill its process, so the caller
-(`orca_jax/build/self_test.py`) gives this process a time limit, and reads its lines up to then. Each line is JSON. The
-first one names the chosen implementation, and its replacement if that is plain XLA. The second one has the result.
+(`orca_jax/assembly/self_test.py`) gives this process a time limit, and reads its lines up to then. Each line is JSON.
+The first one names the chosen implementation, and its replacement if that is plain XLA. The second one has the result.
 Implementations in plain XLA have no test.
 """
 

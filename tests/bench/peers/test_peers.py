@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.peers import command, environment, offline, served
 from orca_jax.bench.peers.environment import intel_openmp, prepare_environment, program_of
@@ -18,7 +19,6 @@ from orca_jax.bench.peers.own import run_passes
 from orca_jax.bench.peers.registry import CLIENTS, PEERS, TORCH, Peer
 from orca_jax.bench.peers.side import PREFIX, Side
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.build.engine import build_engine
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.model.describe import read_model_config

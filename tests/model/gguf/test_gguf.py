@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader, GGUFWriter
 from safetensors.numpy import load_file
 
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bundled import texts_of
 from orca_jax.config import EngineConfig
 from orca_jax.errors import CheckpointError, ConfigError

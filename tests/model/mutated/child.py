@@ -37,7 +37,7 @@ def load_model(directory: Path) -> None:
     """Read the configuration and the weights, as an engine does."""
     import jax
 
-    from orca_jax.build.executor import arrange, place_model
+    from orca_jax.assembly.executor import arrange, place_model
     from orca_jax.model.describe import read_model_config
     from orca_jax.text.generation_config import read_generation_defaults
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orca_jax.build.resolve import cache_directory
-from orca_jax.build.settings import is_toy
-from orca_jax.build.toy import toy_executor
+from orca_jax.assembly.resolve import cache_directory
+from orca_jax.assembly.settings import is_toy
+from orca_jax.assembly.toy import toy_executor
 from orca_jax.bundled import directory_of, with_commit
 from orca_jax.cluster.control import Lost
 from orca_jax.cluster.executor import ClusterExecutor
@@ -100,7 +100,7 @@ class LeaderBuild:
         Raises:
             ConfigError: the settings of parallelism do not fit the processes.
         """
-        from orca_jax.build.devices import claim_shared_devices, devices_each
+        from orca_jax.assembly.devices import claim_shared_devices, devices_each
         from orca_jax.cluster.data_plane import join_data_plane
         from orca_jax.exec.memory import limit_threads
 
@@ -151,8 +151,8 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
         link.send(ExecutorBuilt())
         link.expect(Go)
         return toy_executor(job)
-    from orca_jax.build.devices import mesh_devices
-    from orca_jax.build.executor import place_model, start_executor
+    from orca_jax.assembly.devices import mesh_devices
+    from orca_jax.assembly.executor import place_model, start_executor
     from orca_jax.cluster.data_plane import join_data_plane
     from orca_jax.exec.memory import limit_threads
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import pytest
 
-from orca_jax.build import engine, self_test
-from orca_jax.build.self_test import Outcome, SelfTest, has_accelerator_support, try_implementations
+from orca_jax.assembly import engine, self_test
+from orca_jax.assembly.self_test import Outcome, SelfTest, has_accelerator_support, try_implementations
 from orca_jax.config import EngineConfig
 from orca_jax.exec import memory
 from orca_jax.kernels.ragged_attention.self_test import Trial, choose

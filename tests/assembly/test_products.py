@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.build import engine, products, trial
-from orca_jax.build.devices import check_platform
-from orca_jax.build.products import product_library
+from orca_jax.assembly import engine, products, trial
+from orca_jax.assembly.devices import check_platform
+from orca_jax.assembly.products import product_library
 from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.kernels import native

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from orca_jax.build.adapters import AdapterReader, adapter_reader, load_first, toy_adapter_reader
-from orca_jax.build.budget import token_budget
-from orca_jax.build.devices import check_platform, claim_devices
-from orca_jax.build.draft_model import describe_draft, start_draft
-from orca_jax.build.products import product_library
-from orca_jax.build.resolve import (
+from orca_jax.assembly.adapters import AdapterReader, adapter_reader, load_first, toy_adapter_reader
+from orca_jax.assembly.budget import token_budget
+from orca_jax.assembly.devices import check_platform, claim_devices
+from orca_jax.assembly.draft_model import describe_draft, start_draft
+from orca_jax.assembly.products import product_library
+from orca_jax.assembly.resolve import (
     PAGE_SIZE,
     cache_directory,
     dtype_of,
@@ -22,9 +22,9 @@ from orca_jax.build.resolve import (
     resolve,
     tokenizer_of,
 )
-from orca_jax.build.scheduler import build_scheduler, build_scheduling, num_rows
-from orca_jax.build.self_test import SelfTest, has_accelerator_support, try_implementations
-from orca_jax.build.settings import (
+from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, num_rows
+from orca_jax.assembly.self_test import SelfTest, has_accelerator_support, try_implementations
+from orca_jax.assembly.settings import (
     TOY,
     check_settings,
     check_toy,
@@ -32,10 +32,10 @@ from orca_jax.build.settings import (
     num_workers,
     quantised,
 )
-from orca_jax.build.speculation import speculating
-from orca_jax.build.summary import summary_of
-from orca_jax.build.toy import toy_executor
-from orca_jax.build.updates import PrepareUpdate, refuse_cluster, refuse_quantised, refuse_toy
+from orca_jax.assembly.speculation import speculating
+from orca_jax.assembly.summary import summary_of
+from orca_jax.assembly.toy import toy_executor
+from orca_jax.assembly.updates import PrepareUpdate, refuse_cluster, refuse_quantised, refuse_toy
 from orca_jax.bundled import directory_of, pinned, texts_of
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
@@ -57,7 +57,7 @@ from orca_jax.text.tokenizer import Tokenizer
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter, check_trace_file
 
 if TYPE_CHECKING:
-    from orca_jax.build.cluster import LeaderBuild
+    from orca_jax.assembly.cluster import LeaderBuild
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +150,8 @@ def _build(
     if config.progress:
         announce(f"loading and compiling {config.model}")
     with times.phase("import"):
-        from orca_jax.build.executor import place_model, start_executor
-        from orca_jax.build.weights import WeightUpdater
+        from orca_jax.assembly.executor import place_model, start_executor
+        from orca_jax.assembly.weights import WeightUpdater
 
     directory = cache_directory(config.compile_cache)
     config, self_tests = _test_kernels(config, model, directory)

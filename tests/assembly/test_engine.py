@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from orca_jax.build.budget import launch_sizes, token_budget
-from orca_jax.build.engine import build_engine
+from orca_jax.assembly.budget import launch_sizes, token_budget
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import DType, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec import layers
@@ -15,7 +15,7 @@ from orca_jax.kernels.ragged_attention.api import BACKENDS
 from orca_jax.request import SamplingParams
 from orca_jax.startup import START_PHASES
 
-MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
+MODEL = str(Path(__file__).parents[1] / "fixtures" / "reference" / "gpt2-12-heads")
 
 
 def config(cache: str, **settings: Any) -> EngineConfig:
@@ -125,7 +125,7 @@ def test_the_type_of_the_cache_on_a_cpu(
     dtype: DType, multiplies: bool, pages: str, program_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products of bfloat16 are only quicker on a processor that has them."""
-    monkeypatch.setattr("orca_jax.build.resolve.multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr("orca_jax.assembly.resolve.multiplies_bfloat16", lambda: multiplies)
     monkeypatch.setattr("orca_jax.kernels.ragged_attention.xla.multiplies_bfloat16", lambda: multiplies)
     with build_engine(config(program_cache, max_model_len=48, dtype=dtype)) as built:
         assert built.executor_config is not None and built.executor_config.cache.dtype == pages
@@ -147,10 +147,10 @@ def test_the_choice_of_attention_is_logged(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(layers, "explain_attention", explain)
-    monkeypatch.setattr("orca_jax.build.executor.JaxExecutor", stop)
+    monkeypatch.setattr("orca_jax.assembly.executor.JaxExecutor", stop)
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         build_engine(config(program_cache))
-    (record,) = [record for record in caplog.records if record.name == "orca_jax.build.resolve"]
+    (record,) = [record for record in caplog.records if record.name == "orca_jax.assembly.resolve"]
     assert record.levelname == level
     assert "attention by 'tpu': the default of this device" in record.message
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 
-from orca_jax.build.settings import traits_of
+from orca_jax.assembly.settings import traits_of
 from orca_jax.config import EngineConfig
 
 logger = logging.getLogger(__name__)

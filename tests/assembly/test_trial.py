@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.build import trial
-from orca_jax.build.trial import ROWS, is_faster
+from orca_jax.assembly import trial
+from orca_jax.assembly.trial import ROWS, is_faster
 from tests.kernels.native.machine import library_of
 
 RATIOS = {"float32": [2.0, 0.6], "bfloat16": [2.0, 0.4]}

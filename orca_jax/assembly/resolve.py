@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orca_jax.build.budget import launch_sizes
-from orca_jax.build.scheduler import num_rows
-from orca_jax.build.settings import num_loras
-from orca_jax.build.speculation import most_drafts
+from orca_jax.assembly.budget import launch_sizes
+from orca_jax.assembly.scheduler import num_rows
+from orca_jax.assembly.settings import num_loras
+from orca_jax.assembly.speculation import most_drafts
 from orca_jax.bundled import is_preset
 from orca_jax.cache_files import own_folder, refusal
 from orca_jax.config import (
@@ -32,7 +32,7 @@ from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from orca_jax.build.executor import PlacedModel, PlacedStage
+    from orca_jax.assembly.executor import PlacedModel, PlacedStage
 
 logger = logging.getLogger(__name__)
 

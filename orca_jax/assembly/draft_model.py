@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orca_jax.build.resolve import PAGE_SIZE, attention_of, dtype_of, page_layout, page_type, tokenizer_of
-from orca_jax.build.settings import is_toy
-from orca_jax.build.speculation import largest_batch
+from orca_jax.assembly.resolve import PAGE_SIZE, attention_of, dtype_of, page_layout, page_type, tokenizer_of
+from orca_jax.assembly.settings import is_toy
+from orca_jax.assembly.speculation import largest_batch
 from orca_jax.bundled import directory_of, is_gguf, pinned
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
@@ -94,7 +94,7 @@ def start_draft(
         times: takes the phases of the start.
         directory: of compiled programs; None: they are not kept.
     """
-    from orca_jax.build.executor import place_model, start_executor
+    from orca_jax.assembly.executor import place_model, start_executor
     from orca_jax.model.sharding import most_shards
 
     config, speculative = draft.config, draft.config.speculative_config

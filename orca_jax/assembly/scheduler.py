@@ -1,6 +1,6 @@
 """Scheduler and pool from settings, with ordering and length predictor."""
 
-from orca_jax.build.settings import (
+from orca_jax.assembly.settings import (
     ORDERINGS,
     PREDICTORS,
     SCHEDULERS,

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from orca_jax.build.settings import overlaps
+from orca_jax.assembly.settings import overlaps
 from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.drafts.ngram import NgramProposer

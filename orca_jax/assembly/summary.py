@@ -9,7 +9,7 @@ from orca_jax.startup import EngineSummary, StartReport
 from orca_jax.timeline.writer import TimelineHeader
 
 if TYPE_CHECKING:
-    from orca_jax.build.executor import PlacedModel
+    from orca_jax.assembly.executor import PlacedModel
 
 
 def summary_of(

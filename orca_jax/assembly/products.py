@@ -47,7 +47,7 @@ def product_library(
         return None
     if wanted == "native" or _is_measured(dtype):
         return library
-    from orca_jax.build.trial import is_faster
+    from orca_jax.assembly.trial import is_faster
 
     return library if is_faster(library, dtype, directory) else None
 
