@@ -42,8 +42,10 @@ class Member(NamedTuple):
     `last_on_device` holds, one more id follows: the executor has it in `last_token[row]`. So
     `num_tokens == len(ids) + last_on_device`. The context after the iteration is `start + num_tokens` tokens.
 
-    Pages are sent once: `new_pages` were allocated since the member's last plan and follow the row's first
-    `num_old_pages` pages. `sampling` is set when the row has a new holder, also after preemption.
+    Blocks are sent once (`cache_spec.py`): `new_blocks` were allocated since the member's last plan, as many in each
+    group of layers, and follow the row's first `num_old_blocks` of the group. Blocks that the row gave back count. An
+    entry that the row never had, before the window of a prefix hit, is `NO_BLOCK`. `new_blocks` is empty if there are
+    none. `sampling` is set when the row has a new holder, also after preemption.
     A member samples only if its last token is the newest of its request; an earlier chunk of a prompt does not.
     A sampling member with `is_constrained` waits for its set of allowed ids, passed by `Executor.constrain`.
 
@@ -62,8 +64,8 @@ class Member(NamedTuple):
     ids: Sequence[int]
     is_sampling: bool
     last_on_device: bool = False
-    num_old_pages: int = 0
-    new_pages: Sequence[int] = ()
+    num_old_blocks: int = 0
+    new_blocks: Sequence[Sequence[int]] = ()  # by group
     sampling: RowSampling | None = None
     is_constrained: bool = False
     targets: Sequence[int] = ()

@@ -49,9 +49,9 @@ class RowTable:
     def update(self, members: Sequence[Member]) -> None:
         """Apply the changes of a plan."""
         for member in members:
-            if member.new_pages:
-                first = member.num_old_pages
-                self.page_table[member.row, first : first + len(member.new_pages)] = member.new_pages
+            for blocks in member.new_blocks:
+                first = member.num_old_blocks
+                self.page_table[member.row, first : first + len(blocks)] = blocks
             if member.sampling is not None:
                 self._set_sampling(member.row, member.sampling)
 

@@ -45,25 +45,26 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int
     end = start + num_tokens
     num_known = len(request.prompt_ids) + len(request.generated_ids)
     is_sampling = end == num_known + request.num_pending and request.params.pooling is None
-    num_old_pages = len(kv.pages_of(row))
+    num_old_blocks = len(kv.pages_of(row))
     num_drafts = len(drafts)
     new_pages = kv.allocate(row, end + num_drafts)
+    new_blocks = (new_pages,) if new_pages else ()
     pool.start(request, iteration, end + num_drafts, is_sampling)
     ids = () if start >= num_known else request.ids_from(start, num_tokens)
     if num_drafts:
         assert is_sampling and end == num_known, f"{request.request_id}: proposals for a token that is not known"
         verified = [*ids, *drafts]
-        member = Member(request.request_id, row, start, verified, True, False, num_old_pages, new_pages)
+        member = Member(request.request_id, row, start, verified, True, False, num_old_blocks, new_blocks)
         return member._replace(num_drafts=num_drafts)
-    return Member(request.request_id, row, start, ids, is_sampling, end > num_known, num_old_pages, new_pages)
+    return Member(request.request_id, row, start, ids, is_sampling, end > num_known, num_old_blocks, new_blocks)
 
 
 def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
     """The member with the sampling of a newcomer, and its pages from the prefix cache among the new ones."""
     params = request.params
     sampling = RowSampling(params, request.seed, len(request.prompt_ids), request.slot)
-    if member.num_old_pages:
-        member = member._replace(num_old_pages=0, new_pages=tuple(pool.kv.pages_of(member.row)))
+    if member.num_old_blocks:
+        member = member._replace(num_old_blocks=0, new_blocks=(tuple(pool.kv.pages_of(member.row)),))
     return member._replace(sampling=sampling)
 
 

@@ -105,19 +105,20 @@ class ToyMemory:
         """The state of a member's row with the new pages appended; a new holder starts with an empty row."""
         if member.sampling is not None:
             self._rows[member.row] = ToyRow(member.request_id, member.sampling)
-            assert member.num_old_pages == 0, f"{member.request_id} is new in row {member.row} and has old pages"
+            assert member.num_old_blocks == 0, f"{member.request_id} is new in row {member.row} and has old blocks"
         row = self._rows[member.row]
         assert row.request_id == member.request_id, f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"
-        assert member.num_old_pages == len(row.pages), (
-            f"{member.request_id} has {len(row.pages)} pages, but the plan has {member.num_old_pages}"
+        assert member.num_old_blocks == len(row.pages), (
+            f"{member.request_id} has {len(row.pages)} blocks, but the plan has {member.num_old_blocks}"
         )
-        for number, page in enumerate(member.new_pages, start=len(row.pages)):
+        (new,) = member.new_blocks or ((),)
+        for number, page in enumerate(new, start=len(row.pages)):
             if (number + 1) * self._page_size <= member.start:  # another request filled it with the same ids
                 self._readers[page].add(member.row)
             else:
                 self._readers[page] = {member.row}
                 self._pages[page] = [None] * self._page_size
-        row.pages += member.new_pages
+        row.pages += new
         if member.sampling is not None and member.start:
             ids = self._read(member.row, member.start)
             adapter = self._adapter_of(row)

@@ -287,13 +287,13 @@ class Run:
         each = self.pages
         return tuple(
             Member(
-                f"r{r}", r, self.context, (1,), True, new_pages=range(r * each, (r + 1) * each), sampling=GREEDY
+                f"r{r}", r, self.context, (1,), True, new_blocks=(range(r * each, (r + 1) * each),), sampling=GREEDY
             )
             for r in range(self.rows)
         )  # fmt: skip
 
     def _next(self, index: int) -> tuple[Member, ...]:
         return tuple(
-            Member(f"r{r}", r, self.context + index, (), True, last_on_device=True, num_old_pages=self.pages)
+            Member(f"r{r}", r, self.context + index, (), True, last_on_device=True, num_old_blocks=self.pages)
             for r in range(self.rows)
         )

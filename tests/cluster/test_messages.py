@@ -27,7 +27,9 @@ from orca_jax.step import Member, MemberResult, RowSampling, StepPlan, StepResul
 SAMPLING = RowSampling(SamplingParams(temperature=0.5), 2**63 - 1, 2)
 PLANS = [
     StepPlan(0, (Member("a", 3, 0, [5, 6], True, sampling=SAMPLING),)),
-    StepPlan(7, (Member("a", 3, 2, [], True, last_on_device=True), Member("b", 0, 4, [8], False, new_pages=[1, 2]))),
+    StepPlan(
+        7, (Member("a", 3, 2, [], True, last_on_device=True), Member("b", 0, 4, [8], False, new_blocks=([1, 2],)))
+    ),
 ]
 
 

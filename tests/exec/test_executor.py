@@ -81,11 +81,11 @@ def generate(
     """The tokens of one request, one iteration each, in pages of its own."""
     pages = list(range(row * 8, row * 8 + 8))
     ids = list(prompt)
-    member = Member("r", row, 0, ids, is_sampling=True, new_pages=pages, sampling=sampling)
+    member = Member("r", row, 0, ids, is_sampling=True, new_blocks=(pages,), sampling=sampling)
     for _ in range(count):
         [token] = executor.collect(executor.submit(plan(member))).token_ids
         ids.append(token)
-        member = Member("r", row, len(ids) - 1, [token], is_sampling=True, num_old_pages=8)
+        member = Member("r", row, len(ids) - 1, [token], is_sampling=True, num_old_blocks=8)
     return ids[len(prompt) :]
 
 
@@ -161,7 +161,7 @@ def test_frequent_kinds_of_draws_need_no_branch_and_change_no_token(
     assert {name for name, _ in executor.stages[0].programs} == {"layers", "plain", "full"}
     texts = {name: str(program.as_text()) for (name, _), program in other.stages[0].programs.items()}
     assert [kind for kind in plain_kinds("gpu") if "conditional(" in texts[kind]] == ["plain"]
-    filtered = Member("d", 1, 0, [5, 6], is_sampling=True, new_pages=[8], sampling=row_sampling(1.0, 0, 0.5, 3))
+    filtered = Member("d", 1, 0, [5, 6], is_sampling=True, new_blocks=([8],), sampling=row_sampling(1.0, 0, 0.5, 3))
     results = [x.collect(x.submit(plan(filtered))).token_ids for x in (executor, other)]
     assert results[0] == results[1]
     programs = other.stages[0].programs
@@ -172,10 +172,10 @@ def test_frequent_kinds_of_draws_need_no_branch_and_change_no_token(
 
 def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
     expected = generate(executor, PROMPT, 3)
-    member = Member("r", 1, 0, PROMPT, is_sampling=True, new_pages=range(8, 16), sampling=GREEDY)
+    member = Member("r", 1, 0, PROMPT, is_sampling=True, new_blocks=(range(8, 16),), sampling=GREEDY)
     handles = [executor.submit(plan(member))]
     for position in (5, 6):
-        ahead = Member("r", 1, position, [], is_sampling=True, last_on_device=True, num_old_pages=8)
+        ahead = Member("r", 1, position, [], is_sampling=True, last_on_device=True, num_old_blocks=8)
         handles.append(executor.submit(plan(ahead)))
     assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
 
@@ -183,10 +183,10 @@ def test_an_id_on_the_device_needs_no_collect(executor: JaxExecutor) -> None:
 def test_the_expected_time_counts_what_is_in_flight(executor: JaxExecutor) -> None:
     """Each bucket was measured at start; two launches take longer than one, and nothing is left at the end."""
     assert executor.expected_seconds == 0
-    first = Member("r", 1, 0, PROMPT, is_sampling=True, new_pages=range(8, 16), sampling=GREEDY)
+    first = Member("r", 1, 0, PROMPT, is_sampling=True, new_blocks=(range(8, 16),), sampling=GREEDY)
     handles = [executor.submit(plan(first))]
     one = executor.expected_seconds
-    ahead = Member("r", 1, 5, [], is_sampling=True, last_on_device=True, num_old_pages=8)
+    ahead = Member("r", 1, 5, [], is_sampling=True, last_on_device=True, num_old_blocks=8)
     handles.append(executor.submit(plan(ahead)))
     two = executor.expected_seconds
     assert 0 < one < two
@@ -208,16 +208,16 @@ def test_results_are_in_the_order_of_the_plan(executor: JaxExecutor) -> None:
     alone = [generate(executor, PROMPT, 2, row=0)[1], generate(executor, [1, 2, 3], 1, row=1)[0]]
     first = generate(executor, PROMPT, 1, row=0)[0]
     both = plan(
-        Member("new", 1, 0, [1, 2, 3], is_sampling=True, num_old_pages=8),
-        Member("old", 0, 5, [first], is_sampling=True, num_old_pages=8),
+        Member("new", 1, 0, [1, 2, 3], is_sampling=True, num_old_blocks=8),
+        Member("old", 0, 5, [first], is_sampling=True, num_old_blocks=8),
     )
     assert executor.collect(executor.submit(both)).token_ids == [alone[1], alone[0]]
 
 
 def test_a_chunk_that_does_not_sample_has_no_result(executor: JaxExecutor) -> None:
-    chunk = Member("r", 2, 0, PROMPT[:3], is_sampling=False, new_pages=range(16, 24), sampling=GREEDY)
+    chunk = Member("r", 2, 0, PROMPT[:3], is_sampling=False, new_blocks=(range(16, 24),), sampling=GREEDY)
     assert executor.collect(executor.submit(plan(chunk))).token_ids == []
-    rest = Member("r", 2, 3, PROMPT[3:], is_sampling=True, num_old_pages=8)
+    rest = Member("r", 2, 3, PROMPT[3:], is_sampling=True, num_old_blocks=8)
     assert executor.collect(executor.submit(plan(rest))).token_ids == generate(executor, PROMPT, 1)
 
 
@@ -265,6 +265,6 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cac
     config = ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, None, program_cache)
     executor = JaxExecutor([StageModel(decoder, mesh)], MODEL, config)
     result = executor.collect(
-        executor.submit(plan(Member("bad", 0, 0, [7], is_sampling=True, new_pages=range(8), sampling=GREEDY)))
+        executor.submit(plan(Member("bad", 0, 0, [7], is_sampling=True, new_blocks=(range(8),), sampling=GREEDY)))
     )
     assert [member.is_finite for member in result.members] == [False]

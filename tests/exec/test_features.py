@@ -28,11 +28,11 @@ def executor(program_cache: str, compiled_once: None) -> Iterator[JaxExecutor]:
 def first_of(row: int, sampling: RowSampling, ids: Sequence[int] = PROMPT, **settings: object) -> Member:
     """The member of a request's first iteration, in pages of its row."""
     pages = range(row * 8, row * 8 + 8)
-    return Member("r", row, 0, ids, is_sampling=True, new_pages=pages, sampling=sampling)._replace(**settings)
+    return Member("r", row, 0, ids, is_sampling=True, new_blocks=(pages,), sampling=sampling)._replace(**settings)
 
 
 def next_of(row: int, start: int, token: int, **settings: object) -> Member:
-    return Member("r", row, start, [token], is_sampling=True, num_old_pages=8)._replace(**settings)
+    return Member("r", row, start, [token], is_sampling=True, num_old_blocks=8)._replace(**settings)
 
 
 def run(executor: JaxExecutor, step: StepPlan, *allowed: int) -> StepResult:
@@ -111,7 +111,7 @@ def test_penalties_see_a_token_that_is_still_on_the_device(executor: JaxExecutor
     expected, _ = reported_tokens(executor, sampling, 4)
     handles = [executor.submit(plan(first_of(1, sampling)))]
     for start in (5, 6, 7):
-        ahead = Member("r", 1, start, [], is_sampling=True, last_on_device=True, num_old_pages=8)
+        ahead = Member("r", 1, start, [], is_sampling=True, last_on_device=True, num_old_blocks=8)
         handles.append(executor.submit(plan(ahead)))
     assert [executor.collect(handle).token_ids[0] for handle in handles] == expected
 
@@ -122,7 +122,7 @@ def test_a_constrained_member_draws_an_allowed_id_and_the_others_as_before(execu
     both = plan(first_of(0, GREEDY, is_constrained=True), first_of(1, GREEDY))
     assert run(executor, both, (1 << second) | (1 << third)).token_ids == [second, free[0]]
     after = plan(
-        Member("r", 0, 5, [], is_sampling=True, last_on_device=True, num_old_pages=8, is_constrained=True),
+        Member("r", 0, 5, [], is_sampling=True, last_on_device=True, num_old_blocks=8, is_constrained=True),
         next_of(1, 5, free[0]),
     )
     known = plan(next_of(0, 5, second, is_constrained=True), next_of(1, 5, free[0]))
@@ -170,8 +170,8 @@ def scored(executor: JaxExecutor, cuts: Sequence[int], row: int = 0, **mates: Me
             start,
             IDS[start:end],
             is_sampling=last,
-            num_old_pages=0 if start == 0 else 8,
-            new_pages=range(row * 8, row * 8 + 8) if start == 0 else (),
+            num_old_blocks=0 if start == 0 else 8,
+            new_blocks=(range(row * 8, row * 8 + 8) if start == 0 else (),),
             sampling=GREEDY if start == 0 else None,
             targets=IDS[start + 1 : end + 1],
             num_top_targets=2,

@@ -40,9 +40,9 @@ def test_a_mixed_batch() -> None:
     rows = RowTable(num_rows=4, num_pages=3)
     sampling = row_sampling(0.5, 7, 0.9, -1, min_p=0.25)
     members = [
-        Member("prompt", 2, 0, [10, 11, 12, 13, 14], is_sampling=True, new_pages=[5, 1], sampling=sampling),
-        Member("increment", 1, 4, [20], is_sampling=True, num_old_pages=1, new_pages=[3]),
-        Member("chunk", 0, 0, [30, 31], is_sampling=False, new_pages=[2]),
+        Member("prompt", 2, 0, [10, 11, 12, 13, 14], is_sampling=True, new_blocks=([5, 1],), sampling=sampling),
+        Member("increment", 1, 4, [20], is_sampling=True, num_old_blocks=1, new_blocks=([3],)),
+        Member("chunk", 0, 0, [30, 31], is_sampling=False, new_blocks=([2],)),
     ]
     batch, kept = batch_of(members, Layout(num_tokens=10, num_rows=4, num_pages=3), rows)
 
@@ -71,8 +71,8 @@ def test_a_mixed_batch() -> None:
 def test_an_id_that_is_still_on_the_device() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
     members = [
-        Member("waiting", 1, 3, [], is_sampling=True, last_on_device=True, new_pages=[1]),
-        Member("known", 0, 2, [40, 41], is_sampling=True, new_pages=[0]),
+        Member("waiting", 1, 3, [], is_sampling=True, last_on_device=True, new_blocks=([1],)),
+        Member("known", 0, 2, [40, 41], is_sampling=True, new_blocks=([0],)),
     ]
     batch, kept = batch_of(members, Layout(num_tokens=4, num_rows=2, num_pages=2), rows)
     assert kept.members == [0, 1]
@@ -84,7 +84,7 @@ def test_an_id_that_is_still_on_the_device() -> None:
 def test_known_ids_before_one_on_the_device() -> None:
     """A recomputed prompt whose last token was never collected."""
     rows = RowTable(num_rows=1, num_pages=2)
-    members = [Member("r", 0, 0, [50, 51, 52], is_sampling=True, last_on_device=True, new_pages=[1])]
+    members = [Member("r", 0, 0, [50, 51, 52], is_sampling=True, last_on_device=True, new_blocks=([1],))]
     batch, _ = batch_of(members, Layout(num_tokens=4, num_rows=1, num_pages=2), rows)
     assert batch.ids.tolist() == [50, 51, 52, 0]
     assert batch.on_device.tolist() == [False, False, False, True]
@@ -92,7 +92,7 @@ def test_known_ids_before_one_on_the_device() -> None:
 
 def test_a_cut_member_samples_only_in_its_last_launch() -> None:
     rows = RowTable(num_rows=1, num_pages=2)
-    members = [Member("long", 0, 0, list(range(60, 66)), is_sampling=True, new_pages=[1, 0])]
+    members = [Member("long", 0, 0, list(range(60, 66)), is_sampling=True, new_blocks=([1, 0],))]
     rows.update(members)
     layout = Layout(num_tokens=4, num_rows=1, num_pages=2)
     first, last = (pack(members, cut, rows, layout) for cut in launches(members, 4, 64))
@@ -107,8 +107,8 @@ def test_a_cut_member_samples_only_in_its_last_launch() -> None:
 def test_a_row_keeps_its_pages_and_parameters_between_plans() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
     sampling = row_sampling(1.0, seed=2**40 + 3)
-    rows.update([Member("r", 1, 0, [1, 2, 3, 4], is_sampling=True, new_pages=[7], sampling=sampling)])
-    rows.update([Member("r", 1, 4, [5], is_sampling=True, num_old_pages=1, new_pages=[9])])
+    rows.update([Member("r", 1, 0, [1, 2, 3, 4], is_sampling=True, new_blocks=([7],), sampling=sampling)])
+    rows.update([Member("r", 1, 4, [5], is_sampling=True, num_old_blocks=1, new_blocks=([9],))])
     assert rows.page_table[1].tolist() == [7, 9]
     assert [rows.sampling[name][1] for name in ("temperature", "seed_high", "seed_low")] == [1.0, 256, 3]
 
@@ -116,7 +116,9 @@ def test_a_row_keeps_its_pages_and_parameters_between_plans() -> None:
 def test_targets_are_kept_with_the_token_before_and_draw_nothing() -> None:
     rows = RowTable(num_rows=2, num_pages=2)
     members = [
-        Member("scored", 1, 2, [52, 53, 54], is_sampling=True, targets=[53, 54], num_top_targets=3, new_pages=[1, 0]),
+        Member(
+            "scored", 1, 2, [52, 53, 54], is_sampling=True, targets=[53, 54], num_top_targets=3, new_blocks=([1, 0],)
+        ),
     ]
     batch, kept = batch_of(members, Layout(num_tokens=4, num_rows=2, num_pages=2), rows)
     assert kept.targets == [53, 54, None]
@@ -134,7 +136,9 @@ def test_targets_are_kept_with_the_token_before_and_draw_nothing() -> None:
 
 def test_a_cut_gives_each_launch_its_targets() -> None:
     rows = RowTable(num_rows=1, num_pages=2)
-    members = [Member("scored", 0, 0, list(range(50, 57)), is_sampling=True, targets=range(51, 57), new_pages=[1, 0])]
+    members = [
+        Member("scored", 0, 0, list(range(50, 57)), is_sampling=True, targets=range(51, 57), new_blocks=([1, 0],))
+    ]
     rows.update(members)
     kept = [pack(members, cut, rows, Layout(4, 1, 2))[1] for cut in launches(members, 4, 4)]
     assert [launch.targets for launch in kept] == [[51, 52, 53, 54], [55, 56, None]]

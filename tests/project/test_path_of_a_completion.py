@@ -115,7 +115,7 @@ def device_files(program_cache: str) -> set[str]:
     executor = small_executor(program_cache)
 
     def run() -> None:
-        member = Member("r", 0, 0, PROMPT, is_sampling=True, new_pages=range(8), sampling=GREEDY)
+        member = Member("r", 0, 0, PROMPT, is_sampling=True, new_blocks=(range(8),), sampling=GREEDY)
         assert len(executor.collect(executor.submit(plan(member))).token_ids) == 1
 
     run()  # once before: the first launch loads what later ones have
@@ -234,7 +234,7 @@ def classes_of_the_host() -> set[str]:
 def classes_of_the_device(program_cache: str) -> set[str]:
     """Value classes made for one launch, and for the tracing of its programs."""
     executor = small_executor(program_cache)
-    member = Member("r", 0, 0, PROMPT, is_sampling=True, new_pages=range(8), sampling=GREEDY)
+    member = Member("r", 0, 0, PROMPT, is_sampling=True, new_blocks=(range(8),), sampling=GREEDY)
     collectors = []
     for _ in range(2):
         with Collector() as collector:

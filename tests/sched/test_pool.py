@@ -208,7 +208,7 @@ def test_plan_of_a_chunked_prompt() -> None:
         (2, [3, 4, 5], True),
         (5, [7], True),
     ]
-    assert [(m.num_old_pages, len(m.new_pages)) for m in plans] == [(0, 1), (1, 1), (2, 0)]
+    assert [(m.num_old_blocks, [len(each) for each in m.new_blocks]) for m in plans] == [(0, [1]), (1, [1]), (2, [])]
     sampling = RowSampling(request.params, 5, num_prompt=5)
     assert [m.sampling for m in plans] == [sampling, None, None], "sent once"
 

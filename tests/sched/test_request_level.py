@@ -56,7 +56,7 @@ def test_repeating_needs_no_pages() -> None:
     lab.add("A", 2, 2)
     lab.add("B", 2, 6)
     lab.run()
-    pages = [[len(member.new_pages) for member in plan.members] for plan in lab.executor.plans]
+    pages = [[sum(map(len, member.new_blocks)) for member in plan.members] for plan in lab.executor.plans]
     assert pages == [[1, 1], [0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
 
 

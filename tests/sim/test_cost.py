@@ -54,7 +54,9 @@ def test_features_have_weights() -> None:
 
 def plan(number: int, row: int, num_prompt: int) -> StepPlan:
     sampling = RowSampling(SamplingParams(max_tokens=1), 0, num_prompt)
-    return StepPlan(number, (Member(str(row), row, 0, [1] * num_prompt, True, new_pages=(row,), sampling=sampling),))
+    return StepPlan(
+        number, (Member(str(row), row, 0, [1] * num_prompt, True, new_blocks=((row,),), sampling=sampling),)
+    )
 
 
 def test_each_stage_has_its_own_free_time() -> None:

@@ -11,7 +11,7 @@ from orca_jax.step import Member, MemberResult, StepPlan, StepResult
 from tests.sampling import row_sampling
 
 GREEDY = row_sampling(seed=3)
-FIRST = Member("a", row=0, start=0, ids=[1, 2, 3], is_sampling=True, new_pages=[4, 2], sampling=GREEDY)
+FIRST = Member("a", row=0, start=0, ids=[1, 2, 3], is_sampling=True, new_blocks=([4, 2],), sampling=GREEDY)
 
 
 def toy(**options) -> ToyExecutor:
@@ -27,8 +27,8 @@ def test_by_hand() -> None:
     assert toy_generate([1, 2, 3], SamplingParams(max_tokens=3, temperature=0), vocab_size=10) == [0, 4, 9]
     executor = toy()
     assert run(executor, FIRST).token_ids == [0]
-    assert run(executor, Member("a", 0, 3, [0], True, num_old_pages=2)).token_ids == [4]
-    assert run(executor, Member("a", 0, 4, [4], True, num_old_pages=2, new_pages=[0])).token_ids == [9]
+    assert run(executor, Member("a", 0, 3, [0], True, num_old_blocks=2)).token_ids == [4]
+    assert run(executor, Member("a", 0, 4, [4], True, num_old_blocks=2, new_blocks=([0],))).token_ids == [9]
 
 
 def test_sampling_by_hand() -> None:
@@ -47,36 +47,36 @@ def test_the_oracle_stops() -> None:
 
 def test_chunks_and_ids_on_the_device() -> None:
     executor = toy()
-    result = run(executor, Member("a", 0, 0, [1], False, new_pages=[4], sampling=GREEDY))
+    result = run(executor, Member("a", 0, 0, [1], False, new_blocks=([4],), sampling=GREEDY))
     assert result.token_ids == []
-    assert run(executor, Member("a", 0, 1, [2, 3], True, num_old_pages=1, new_pages=[2])).token_ids == [0]
-    assert run(executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_pages=2)).token_ids == [4]
+    assert run(executor, Member("a", 0, 1, [2, 3], True, num_old_blocks=1, new_blocks=([2],))).token_ids == [0]
+    assert run(executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_blocks=2)).token_ids == [4]
 
 
 def test_going_back_is_computed_again() -> None:
     """A member may repeat its last token, or start again after preemption."""
     executor = toy()
     run(executor, FIRST)
-    assert run(executor, Member("a", 0, 2, [3], True, num_old_pages=2)).token_ids == [0]
-    assert run(executor, FIRST._replace(new_pages=[1, 3])).token_ids == [0]
+    assert run(executor, Member("a", 0, 2, [3], True, num_old_blocks=2)).token_ids == [0]
+    assert run(executor, FIRST._replace(new_blocks=([1, 3],))).token_ids == [0]
 
 
 def test_several_in_flight_come_back_in_order() -> None:
     executor = toy()
     first = executor.submit(StepPlan(0, (FIRST,)))
-    second = executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_pages=[0, 1]),)))
+    second = executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),)))
     with pytest.raises(AssertionError, match="out of order"):
         executor.collect(second)
     executor = toy()
     first = executor.submit(StepPlan(0, (FIRST,)))
-    second = executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_pages=[0, 1]),)))
+    second = executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),)))
     assert [executor.collect(handle).iteration for handle in (first, second)] == [0, 1]
     assert (executor.stats.iterations, executor.stats.tokens) == (2, 6)
     with pytest.raises(AssertionError, match="nothing is in flight"):
         executor.collect(first)
 
 
-NEXT = Member("a", 0, 3, [0], True, num_old_pages=2)
+NEXT = Member("a", 0, 3, [0], True, num_old_blocks=2)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ NEXT = Member("a", 0, 3, [0], True, num_old_pages=2)
         ([NEXT._replace(ids=[10])], "outside the vocabulary"),
         ([NEXT._replace(start=4)], "starts at 4 after 3"),
         ([NEXT._replace(ids=[1, 2])], "5 tokens in 2 pages"),
-        ([NEXT._replace(num_old_pages=1)], "has 2 pages, but the plan has 1"),
+        ([NEXT._replace(num_old_blocks=1)], "has 2 blocks, but the plan has 1"),
         ([NEXT._replace(request_id="b")], "row 0 is a's, not b's"),
-        ([NEXT._replace(sampling=GREEDY)], "new in row 0 and has old pages"),
+        ([NEXT._replace(sampling=GREEDY)], "new in row 0 and has old blocks"),
         ([NEXT._replace(row=2)], "row 2 of 2"),
-        ([NEXT, FIRST._replace(request_id="b", row=1, new_pages=[4, 0])], "given to row 1 too"),
-        ([FIRST._replace(request_id="b", new_pages=[3, 3])], "another request wrote"),
+        ([NEXT, FIRST._replace(request_id="b", row=1, new_blocks=([4, 0],))], "given to row 1 too"),
+        ([FIRST._replace(request_id="b", new_blocks=([3, 3],))], "another request wrote"),
     ],
 )
 def test_wrong_plans_are_refused(members: list[Member], message: str) -> None:
@@ -109,12 +109,12 @@ def test_masked_drawing() -> None:
     handle = executor.submit(StepPlan(0, (FIRST._replace(is_constrained=True),)))
     executor.constrain(handle, [1 << 3 | 1 << 8 | 1 << 9])
     assert executor.collect(handle).token_ids == [3]
-    assert run(executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_pages=2)).token_ids == [6]
+    assert run(executor, Member("a", 0, 3, [], True, last_on_device=True, num_old_blocks=2)).token_ids == [6]
 
 
 def test_only_constrained_members_have_sets() -> None:
     executor = toy()
-    other = FIRST._replace(request_id="b", row=1, new_pages=[0, 1], is_constrained=True)
+    other = FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],), is_constrained=True)
     handle = executor.submit(StepPlan(0, (FIRST, other)))
     executor.constrain(handle, [1 << 5])
     assert executor.collect(handle).token_ids == [0, 5]
@@ -150,7 +150,7 @@ def test_penalties_count_what_was_generated() -> None:
     executor = toy()
     run(executor, FIRST._replace(sampling=sampling))
     assert run(executor, NEXT).token_ids == [4], "-6/8 + 1 - 1 for 0 and 0 + 1 for 4"
-    later = Member("a", 0, 4, [4], True, num_old_pages=2, new_pages=[0])
+    later = Member("a", 0, 4, [4], True, num_old_blocks=2, new_blocks=([0],))
     assert run(executor, later).token_ids == [9], "0 and 4 have lost what they were given"
 
 
@@ -194,7 +194,7 @@ def test_a_plan_out_of_turn_is_refused() -> None:
 def test_override() -> None:
     executor = toy(override=lambda request_id, length, token: {3: 7, 4: None}[length])
     assert run(executor, FIRST) == StepResult(0, [MemberResult((7,))])
-    assert run(executor, Member("a", 0, 3, [7], True, num_old_pages=2)) == StepResult(
+    assert run(executor, Member("a", 0, 3, [7], True, num_old_blocks=2)) == StepResult(
         1, [MemberResult((0,), is_finite=False)]
     )
 
@@ -205,7 +205,7 @@ def test_latency() -> None:
     start = time.perf_counter()
     handles = [
         executor.submit(StepPlan(0, (FIRST,))),
-        executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_pages=[0, 1]),))),
+        executor.submit(StepPlan(1, (FIRST._replace(request_id="b", row=1, new_blocks=([0, 1],)),))),
     ]
     for handle in handles:
         executor.collect(handle)

@@ -137,7 +137,7 @@ class ModelProposer:
             held.is_new = False
             own = tuple(range(held.row * pages, (held.row + 1) * pages))
             sampling = RowSampling(request.params, request.seed, len(request.prompt_ids))
-            member = member._replace(num_old_pages=0, new_pages=own, sampling=sampling)
+            member = member._replace(num_old_blocks=0, new_blocks=(own,), sampling=sampling)
         return member
 
     def _rows_of(self, requests: Sequence[Request]) -> list[_DraftRow]:

@@ -1,0 +1,103 @@
+"""What a running request owns in the KV cache: blocks, in groups of layers.
+
+A layer keeps keys and values in pages of `page_size` tokens. Layers that need the same tokens again form a *group*: all
+tokens, or those within a window. A *block* is one page in each layer of a group, and a row of the batch has a list of
+blocks for each group. Blocks of all groups have the same bytes and share one space of ids, a *pool*, so memory is
+divided between groups while serving, not at start. A block may have a few pages more than its group has layers; these
+are padding.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+NO_BLOCK = -1
+"""An entry of a row's blocks that was never allocated."""
+
+MOST_PADDING = 0.15
+"""Largest ratio of padding to used pages in the blocks of all groups, where it can be had."""
+
+
+class PageShape(NamedTuple):
+    """The sizes of one page of one layer, on all devices together."""
+
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def size(self) -> int:
+        """Numbers of one token: keys, or values."""
+        return self.num_kv_heads * self.head_dim
+
+
+class LayerCache(NamedTuple):
+    """What one layer keeps of a request."""
+
+    shape: PageShape
+    window: int | None = None  # tokens that each token sees, itself included; None: all before it
+
+
+class LayerGroup(NamedTuple):
+    """Layers whose pages are allocated together, as blocks.
+
+    Attributes:
+        layers: indices in the model, ascending. The i-th one has page i of each block.
+        pages_per_block: at least the number of layers; the other pages are padding.
+        shape: of the pages.
+        window: tokens that each token sees, itself included; None: all before it.
+        pool: index of the pool that the blocks come from.
+    """
+
+    layers: tuple[int, ...]
+    pages_per_block: int
+    shape: PageShape
+    window: int | None = None
+    pool: int = 0
+
+    def first_needed(self, start: int) -> int:
+        """The first position whose keys and values a token at position `start`, or any later one, reads."""
+        return 0 if self.window is None else max(0, start - self.window + 1)
+
+
+def form_groups(layers: Sequence[LayerCache], max_model_len: int) -> tuple[LayerGroup, ...]:
+    """Form the groups of a model: groups with all tokens first, then those with windows.
+
+    Layers of the same kind are dealt to its groups in turns, so that each part of a pipeline has its share of every
+    group. There are as few groups as `MOST_PADDING` allows. Layers that keep all tokens have no padding if that at most
+    doubles the number of groups, since theirs grows with the context. A window of `max_model_len` tokens or more is
+    none. Layers of another shape have blocks of the same bytes where these hold whole pages, and else a pool of their
+    own.
+
+    Args:
+        layers: of the whole model.
+        max_model_len: most tokens of a request.
+    """
+    members: dict[LayerCache, list[int]] = {}
+    for index, layer in enumerate(layers):
+        sees_all = layer.window is None or layer.window >= max_model_len
+        members.setdefault(layer._replace(window=None) if sees_all else layer, []).append(index)
+    found = [_groups(members, width) for width in range(max(map(len, members.values())), 0, -1)]
+    allowed = [groups for groups in found if _padding(groups) <= MOST_PADDING] or found[-1:]
+    exact = [groups for groups in allowed if not _padding([group for group in groups if group.window is None])]
+    return exact[0] if exact and len(exact[0]) <= 2 * len(allowed[0]) else allowed[0]
+
+
+def _groups(members: Mapping[LayerCache, Sequence[int]], width: int) -> tuple[LayerGroup, ...]:
+    """The groups with `width` pages of the largest shape in a block."""
+    largest = max(kind.shape.size for kind in members)
+    others: dict[int, int] = {}  # pools by the size of shapes that the largest is no multiple of
+    groups: list[LayerGroup] = []
+    for kind in sorted(members, key=lambda kind: (kind.window is not None, kind.window or 0, kind.shape)):
+        is_shared = largest % kind.shape.size == 0
+        pool = 0 if is_shared else others.setdefault(kind.shape.size, len(others) + 1)
+        pages = width * (largest // kind.shape.size) if is_shared else width
+        count = -(-len(members[kind]) // pages)
+        groups += [
+            LayerGroup(tuple(members[kind][turn::count]), pages, kind.shape, kind.window, pool) for turn in range(count)
+        ]
+    return tuple(groups)
+
+
+def _padding(groups: Sequence[LayerGroup]) -> float:
+    """The ratio of padding to used pages, by their bytes."""
+    used = sum(len(group.layers) * group.shape.size for group in groups)
+    return sum(group.pages_per_block * group.shape.size for group in groups) / used - 1 if used else 0.0
