@@ -8,11 +8,12 @@ The exit status is 1 if the tokens differ, or if two stages on two cores gain le
 import argparse
 import contextlib
 import json
-import os
+import multiprocessing
 import random
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,11 @@ def add_args(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; print a line for each number of iterations in flight, and JSON."""
-    import jax
-
-    with contextlib.suppress(RuntimeError):  # the devices are open already, as in tests
-        jax.config.update("jax_num_cpu_devices", max([*args.stages, os.cpu_count() or 1]))
     config = EngineConfig(args.model, scheduler="orca", max_num_seqs=args.max_bs, max_model_len=sum(args.tokens),
                           progress=False)  # fmt: skip
     found = surroundings(config) | {"tokens": args.tokens, "num_requests": args.num_requests, "passes": args.passes}
     found["command"] = found["command"].replace("orca_jax.bench", "lab", 1)
-    found["pipelines"] = {str(stages): measure(config, stages, args) for stages in args.stages}
+    found["pipelines"] = {str(stages): _apart(config, stages, args) for stages in args.stages}
     found["verdict"] = verdict(found)
     if args.record:
         write_file(RESULT, (json.dumps(rounded(found), indent=1) + "\n").encode())
@@ -62,8 +59,20 @@ def run(args: argparse.Namespace) -> int:
     return int(found["verdict"] == "FAIL")
 
 
+def _apart(config: EngineConfig, stages: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure each pipeline in a process with a device for each of its stages: more devices would have more threads."""
+    if len(args.stages) == 1:
+        return measure(config, stages, args)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure, config, stages, args).result()
+
+
 def measure(config: EngineConfig, stages: int, args: argparse.Namespace) -> dict[str, Any]:
     """The rates of a pipeline, by iterations in flight up to one more than its stages."""
+    import jax
+
+    with contextlib.suppress(RuntimeError):  # the devices are open already, as in tests
+        jax.config.update("jax_num_cpu_devices", stages)
     numbers = list(range(1, stages + 2))
     largest = replace(config, pipeline_parallel_size=stages, n_workers=numbers[-1])
     num_prompt, num_output = args.tokens
