@@ -6,24 +6,45 @@ from typing import Protocol
 
 from starlette.types import Receive
 
+from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Generation, Piece, joined
 from orca_jax.openai.schema.answers import Usage
 
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
 
-class Renderer(Protocol):
-    """Renders pieces of text as the JSON of one endpoint."""
+
+class StreamRenderer(Protocol):
+    """Renders pieces of text as the events of one endpoint. It belongs to one call."""
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
-        """One or more events for a piece. `usage` has the counts up to it, if every chunk must contain them."""
+        """Events for a piece, or none. `usage` has the counts up to it, if every chunk must contain them."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """The event with the token counts, before `[DONE]`."""
+    def silence(self) -> bytes:
+        """What is sent while there is nothing to say, so that proxies keep the stream open."""
         ...
+
+    def end(self, usage: Usage) -> bytes:
+        """The last events of a stream."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last events of a stream that fails after its first event."""
+        ...
+
+
+class Renderer(StreamRenderer, Protocol):
+    """Renders whole answers, too."""
 
     def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
         """The whole answer as JSON. Each choice is one piece with all of its text."""
         ...
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event of an error, in OpenAI's format."""
+    return b"data: " + error.encode() + b"\n\n"
 
 
 async def whole_answer(generation: Generation, renderer: Renderer, receive: Receive) -> bytes:

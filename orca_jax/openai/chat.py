@@ -2,15 +2,17 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from orca_jax.link.admission import Deadlines
-from orca_jax.openai.conversation import render_conversation, structured_answer, tool_rules, unread_fields
+from orca_jax.openai.answer import DONE, KEEP_ALIVE, error_event
+from orca_jax.openai.conversation import ToolRules, render_conversation, structured_answer, tool_rules, unread_fields
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import Job, Piece
+from orca_jax.openai.generation import Job, Piece, whole_parts
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
 from orca_jax.openai.params import bad_words_of, check_fields, engine_requests, salt_of, truncated, urgency_of
@@ -31,6 +33,7 @@ from orca_jax.openai.schema.answers import (
 from orca_jax.openai.schema.chat import ChatRequest, NamedTool, content_text
 from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.text.tools import StreamedArguments, ToolCall, ToolParser
 
 ENDPOINT = "/v1/chat/completions"
 _encode = msgspec.json.Encoder().encode
@@ -47,10 +50,8 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     _check(service, call)
     rules = tool_rules(call, service.model.tool_call_parser)
     structured = structured_answer(call, rules)
-    called = _streamed_call(call)
-    text = await render_conversation(service, call.messages, rules.shown, call)
-    ids = await service.encode(text, "messages", bool(call.add_special_tokens))
-    prompt = truncated(Prompt(text, ids), call, service.model.context)
+    make_parser = _streamed_call(call) or rules.make_parser
+    prompt = truncated(await prompt_of(service, call, rules), call, service.model.context)
     requests = engine_requests(
         service,
         call,
@@ -77,8 +78,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,
         keeps_ids=bool(call.logprobs or call.return_token_ids) or call.prompt_logprobs is not None,
-        make_parser=rules.make_parser if called is None else None,
-        called=called,
+        make_parser=make_parser,
         parallel_calls=call.parallel_tool_calls is not False,
         has_short_call_ids=service.model.tool_call_parser == "mistral",
         renamed=_renamed(call),
@@ -86,11 +86,17 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     )
 
 
-def _streamed_call(call: ChatRequest) -> str | None:
-    """The forced function if its arguments can be streamed. They can if only their own end ends the text."""
+async def prompt_of(service: Service, call: ChatRequest, rules: ToolRules) -> Prompt:
+    """The prompt of a call, of any length. Raises ApiError."""
+    text = await render_conversation(service, call.messages, rules.shown, call)
+    return Prompt(text, await service.encode(text, "messages", bool(call.add_special_tokens)))
+
+
+def _streamed_call(call: ChatRequest) -> Callable[[], ToolParser] | None:
+    """A parser for a forced function with streamed arguments. They can be if only their own end ends the text."""
     if not call.stream or call.stop or call.stop_token_ids or not isinstance(call.tool_choice, NamedTool):
         return None
-    return call.tool_choice.function.name
+    return partial(StreamedArguments, call.tool_choice.function.name)
 
 
 def _check(service: Service, call: ChatRequest) -> None:
@@ -129,8 +135,8 @@ class ChatRenderer:
         self._echoed = content_text(call.messages[-1].content) if call.echo else ""
         is_object = {"object": "chat.completion.chunk", "created": job.created, "model": job.model}
         self._head = b"data: " + _encode({"id": job.id, **is_object})[:-1] + b',"choices":['
-        wants_usage = call.stream_options is not None and bool(call.stream_options.include_usage)
-        self._tail = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
+        self._has_usage = call.stream_options is not None and bool(call.stream_options.include_usage)
+        self._tail = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
         """One event, or several if the choice begins, ends or makes tool calls."""
@@ -141,7 +147,7 @@ class ChatRenderer:
             self._num_shown = usage.completion_tokens
         if self._job.keeps_ids:
             events += self._detailed(piece, tail)
-        elif piece.text and self._job.called is None:
+        elif piece.text:
             # Formatted by hand, since almost every token of a stream takes this path.
             events += b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
                 self._head,
@@ -149,17 +155,23 @@ class ChatRenderer:
                 _encode(piece.text),
                 tail,
             )
-        if piece.calls:
+        if piece.parts:
             events += self._calls(piece, tail)
-        if piece.text and self._job.called is not None:
-            events += self._arguments(self._job.called, piece, tail)
         if piece.reason is not None:
             events += self._event(ChatChunkChoice(index, Delta(), None, piece.reason), tail)
         return events
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """The event with the token counts, without choices."""
-        return self._head + _usage_tail(usage)
+    def silence(self) -> bytes:
+        """A comment, which clients skip."""
+        return KEEP_ALIVE
+
+    def end(self, usage: Usage) -> bytes:
+        """The event with the token counts, without choices, if the call wants it, and `[DONE]`."""
+        return (self._head + _usage_tail(usage) if self._has_usage else b"") + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event of the error, without `[DONE]`."""
+        return error_event(error)
 
     def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
         """The whole answer, with all choices."""
@@ -181,7 +193,11 @@ class ChatRenderer:
 
     def _choice(self, whole: Piece) -> ChatChoice:
         text = self._echoed + whole.text
-        calls = [ToolCallAnswer(_call_id(self._job), Function(call.name, call.arguments)) for call in whole.calls]
+        calls = [
+            ToolCallAnswer(call_id(self._job), Function(call.name, call.arguments))
+            for call in whole_parts(whole.calls())
+            if isinstance(call, ToolCall) and call.name is not None
+        ]
         message = AnswerMessage(None if calls and not text else text, calls or UNSET)
         assert whole.reason is not None, "a call is answered when all choices have ended"
         logprobs = self._logprobs(whole.ids, whole.logprobs)
@@ -210,28 +226,24 @@ class ChatRenderer:
             return b""
         choice = ChatChunkChoice(
             piece.choice,
-            Delta(content=piece.text if self._job.called is None else ""),
+            Delta(content=piece.text),
             self._logprobs(piece.ids, piece.logprobs),
             token_ids=list(piece.ids) if self._call.return_token_ids else UNSET,
         )
         return self._event(choice, tail)
 
     def _calls(self, piece: Piece, tail: bytes) -> bytes:
-        first = self._num_calls[piece.choice]
-        self._num_calls[piece.choice] += len(piece.calls)
+        """An event for each call, or each piece of one."""
         events = b""
-        for number, call in enumerate(piece.calls, start=first):
-            whole = ToolCallDelta(number, FunctionDelta(call.arguments, call.name), _call_id(self._job), "function")
-            events += self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[whole])), tail)
+        for call in piece.calls():
+            if call.name is None:
+                part = ToolCallDelta(self._num_calls[piece.choice] - 1, FunctionDelta(call.arguments))
+            else:
+                name, number = call_id(self._job), self._num_calls[piece.choice]
+                part = ToolCallDelta(number, FunctionDelta(call.arguments, call.name), name, "function")
+                self._num_calls[piece.choice] += 1
+            events += self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[part])), tail)
         return events
-
-    def _arguments(self, name: str, piece: Piece, tail: bytes) -> bytes:
-        """An event that begins or continues the only call of the choice."""
-        part = ToolCallDelta(0, FunctionDelta(piece.text))
-        if not self._num_calls[piece.choice]:
-            self._num_calls[piece.choice] = 1
-            part = ToolCallDelta(0, FunctionDelta(piece.text, name), _call_id(self._job), "function")
-        return self._event(ChatChunkChoice(piece.choice, Delta(tool_calls=[part])), tail)
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._call.logprobs:
@@ -246,6 +258,7 @@ def _usage_tail(usage: Usage) -> bytes:
     return b'],"usage":' + _encode(usage) + b"}\n\n"
 
 
-def _call_id(job: Job) -> str:
+def call_id(job: Job) -> str:
+    """A new id for a tool call."""
     name = uuid.uuid4().hex
     return name[:9] if job.has_short_call_ids else f"call_{name[:24]}"

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from orca_jax.link.admission import Deadlines
+from orca_jax.openai.answer import DONE, KEEP_ALIVE, error_event
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
@@ -114,8 +115,8 @@ class CompletionRenderer:
         self._writers: dict[int, CompletionLogprobsWriter] = {}
         names = _encode({"id": job.id, "object": "text_completion", "created": job.created, "model": job.model})
         self._head = b"data: " + names[:-1] + b',"choices":['
-        wants_usage = call.stream_options is not None and bool(call.stream_options.include_usage)
-        self._tail = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
+        self._has_usage = call.stream_options is not None and bool(call.stream_options.include_usage)
+        self._tail = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
 
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
         """One event for the piece."""
@@ -132,9 +133,17 @@ class CompletionRenderer:
             tail,
         )
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """The event with the token counts, without choices."""
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+    def silence(self) -> bytes:
+        """A comment, which clients skip."""
+        return KEEP_ALIVE
+
+    def end(self, usage: Usage) -> bytes:
+        """The event with the token counts, without choices, if the call wants it, and `[DONE]`."""
+        return (self._head + b'],"usage":' + _encode(usage) + b"}\n\n" if self._has_usage else b"") + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event of the error, without `[DONE]`."""
+        return error_event(error)
 
     def answer(self, choices: Sequence[Piece], usage: Usage) -> bytes:
         """The whole answer: the choices of each prompt in order, the best ones first."""

@@ -1,6 +1,7 @@
 """Conversion of messages and tools into a prompt and rules for the answer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -8,7 +9,18 @@ import msgspec
 from orca_jax.errors import RequestError
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
-from orca_jax.openai.schema.chat import AllowedTools, ChatMessage, ChatRequest, NamedTool, Tool, plain_messages
+from orca_jax.openai.schema.chat import (
+    AllowedTools,
+    ChatMessage,
+    ChatRequest,
+    DeveloperMessage,
+    NamedTool,
+    SystemMessage,
+    Tool,
+    UserMessage,
+    content_text,
+    plain_messages,
+)
 from orca_jax.openai.schema.structured import structured_output
 from orca_jax.openai.schema.tokens import TokenizeRequest
 from orca_jax.request import StructuredOutput
@@ -48,6 +60,40 @@ async def render_conversation(
         continue_final_message=bool(call.continue_final_message),
         kwargs={**variables, **(call.chat_template_kwargs or {})},
     )
+
+
+def settled_system(messages: Sequence[ChatMessage], *, keeps_late: bool) -> list[ChatMessage]:
+    """The messages with one system message at most at the beginning, for APIs that allow several at any place.
+
+    Args:
+        messages: the conversation.
+        keeps_late: True if the chat template renders later system messages. Otherwise the text of each goes before
+            that of the next message of the user.
+    """
+    leading = list(takewhile(_is_system, messages))
+    settled: list[ChatMessage] = []
+    if text := _paragraphs(leading):
+        settled.append(SystemMessage(text))
+    moved: list[ChatMessage] = []
+    for message in messages[len(leading) :]:
+        if _is_system(message) and not keeps_late:
+            moved.append(message)
+        elif moved and isinstance(message, UserMessage):
+            settled.append(UserMessage(_paragraphs([*moved, message])))
+            moved = []
+        else:
+            settled.append(message)
+    if text := _paragraphs(moved):
+        settled.append(UserMessage(text))
+    return settled
+
+
+def _is_system(message: ChatMessage) -> bool:
+    return isinstance(message, SystemMessage | DeveloperMessage)
+
+
+def _paragraphs(messages: Sequence[ChatMessage]) -> str:
+    return "\n\n".join(text for message in messages if (text := content_text(message.content)))
 
 
 def unread_fields(service: Service, call: ChatRequest) -> tuple[str, ...]:

@@ -1,5 +1,8 @@
 """API errors in OpenAI's format."""
 
+import re
+from collections.abc import Mapping
+
 import msgspec
 from starlette.responses import Response
 
@@ -48,6 +51,16 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or (NO_RETRY if status == 500 else {})
+
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """The same error with other names of fields, for a body that was converted to one with these fields."""
+        param = self.param
+        if param is not None:
+            first = re.split(r"[.\[]", param, maxsplit=1)[0]
+            param = names.get(first, param)
+        known = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+        message = known.sub(lambda found: names[found[0]], self.message)
+        return ApiError(self.status, message, param, code=self.code, headers=self.headers)
 
     def encode(self) -> bytes:
         """The error as a JSON body."""

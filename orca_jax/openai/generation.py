@@ -24,7 +24,7 @@ from orca_jax.request import RequestUpdate, TokenLogprobs
 from orca_jax.step import NOT_FINITE
 from orca_jax.telemetry.observer import RequestRecord
 from orca_jax.text.stream import OutputStream
-from orca_jax.text.tools import ToolCall, ToolParser
+from orca_jax.text.tools import OutputPart, Reasoning, ToolCall, ToolParser
 
 QUIET_SECONDS = 5.0  # without an update, until a stream begins with a comment, so that proxies keep it open
 
@@ -54,7 +54,6 @@ class Job:
     make_parser: Callable[[], ToolParser] | None = None
     parallel_calls: bool = True
     has_short_call_ids: bool = False  # nine characters, the only ids that Mistral's templates accept
-    called: str | None = None  # forced function whose arguments are streamed: the text is these arguments
     renamed: dict[str, str] | None = None  # parameter name of the engine -> field name in the call, if different
     ignored: Sequence[str] = ()  # fields without effect on this model
 
@@ -63,31 +62,56 @@ class Piece(NamedTuple):
     """A piece of one choice."""
 
     choice: int
-    text: str
+    text: str  # of the answer, without reasoning and calls
     reason: AnswerReason | None = None
     ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
-    calls: Sequence[ToolCall] = ()
+    parts: Sequence[OutputPart] = ()  # text, reasoning and calls in their order; empty if there is text alone
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
+
+    def in_order(self) -> Sequence[OutputPart]:
+        """The parts, also of a piece that has text alone."""
+        return self.parts or ((self.text,) if self.text else ())
+
+    def calls(self) -> list[ToolCall]:
+        """The calls, and the pieces of calls."""
+        return [part for part in self.parts if isinstance(part, ToolCall)]
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Consecutive pieces of one choice as one piece."""
+    has_parts = any(piece.parts for piece in pieces)
     return Piece(
         pieces[-1].choice,
         "".join([piece.text for piece in pieces]),
         pieces[-1].reason,
         [token_id for piece in pieces for token_id in piece.ids],
         [one for piece in pieces for one in piece.logprobs],
-        [call for piece in pieces for call in piece.calls],
+        [part for piece in pieces for part in piece.in_order()] if has_parts else (),
         next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
     )
+
+
+def whole_parts(parts: Sequence[OutputPart]) -> list[OutputPart]:
+    """The parts of a choice, with neighbouring pieces of one kind and of one call joined."""
+    whole: list[OutputPart] = []
+    for part in parts:
+        last = whole[-1] if whole else None
+        if isinstance(part, str) and isinstance(last, str):
+            whole[-1] = last + part
+        elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
+            whole[-1] = Reasoning(last.text + part.text)
+        elif isinstance(part, ToolCall) and part.name is None and isinstance(last, ToolCall):
+            whole[-1] = ToolCall(last.name, last.arguments + part.arguments)
+        else:
+            whole.append(part)
+    return whole
 
 
 class OpenChoice:
     """A choice that is being generated: turns the updates of one engine request into pieces."""
 
-    __slots__ = ("_has_called", "_job", "_parser", "index", "output", "record")
+    __slots__ = ("_job", "_num_calls", "_parser", "index", "output", "record")
 
     def __init__(self, index: int, job: Job, output: OutputStream, record: RequestRecord) -> None:
         self.index = index
@@ -95,7 +119,7 @@ class OpenChoice:
         self.record = record
         self._job = job
         self._parser = None if job.make_parser is None else job.make_parser()
-        self._has_called = False
+        self._num_calls = 0
 
     def take(self, update: RequestUpdate) -> Piece | None:
         """The piece made from an update; None if no text is final yet."""
@@ -105,31 +129,32 @@ class OpenChoice:
         before = output.num_tokens
         text = output.push(update.new_ids, update.finish_reason)
         reason: AnswerReason | None = output.finish_reason  # type: ignore[assignment]  # "abort" and "error" never get here
-        calls: Sequence[ToolCall] = ()
+        parts: Sequence[OutputPart] = ()
         if self._parser is not None:
-            text, calls = self._parse(text, reason)
-            if reason == "stop" and self._has_called:
+            parts = self._parse(self._parser, text, reason)
+            text = "".join([part for part in parts if isinstance(part, str)])
+            if reason == "stop" and self._num_calls:
                 reason = "tool_calls"
-        elif self._job.called is not None and reason == "stop":
-            reason = "tool_calls"
         if self._job.keeps_ids:
             count = output.num_tokens - before
             ids, logprobs = update.new_ids[:count], update.logprobs[:count]
-            return Piece(self.index, text, reason, ids, logprobs, calls, update.prompt_logprobs)
-        if text or calls or reason is not None:
-            return Piece(self.index, text, reason, calls=calls)
+            return Piece(self.index, text, reason, ids, logprobs, parts, update.prompt_logprobs)
+        if text or parts or reason is not None:
+            return Piece(self.index, text, reason, parts=parts)
         return None
 
-    def _parse(self, text: str, reason: AnswerReason | None) -> tuple[str, list[ToolCall]]:
-        assert self._parser is not None
-        parts = self._parser.push(text) if text else []
+    def _parse(self, parser: ToolParser, text: str, reason: AnswerReason | None) -> list[OutputPart]:
+        parts = list(parser.push(text)) if text else []
         if reason is not None:
-            parts += self._parser.finish(is_cut=reason == "length")
-        calls = [part for part in parts if isinstance(part, ToolCall)]
-        if not self._job.parallel_calls:
-            calls = calls[: 0 if self._has_called else 1]
-        self._has_called = self._has_called or bool(calls)
-        return "".join(part for part in parts if isinstance(part, str)), calls
+            parts += parser.finish(is_cut=reason == "length")
+        kept: list[OutputPart] = []
+        for part in parts:
+            if isinstance(part, ToolCall):
+                self._num_calls += part.name is not None
+                if self._num_calls > 1 and not self._job.parallel_calls:
+                    continue
+            kept.append(part)
+        return kept
 
 
 class Generation:

@@ -20,6 +20,7 @@ from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.template import ChatTemplate, load_chat_template
+from orca_jax.text.template_trials import keeps_late_system
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
 from orca_jax.text.tools import inferred_parser
 
@@ -41,6 +42,7 @@ class Model:
     context: int  # tokens of prompt and answer together: at most `max_model_len`, less if the KV cache is smaller
     dimensions: tuple[int, ...] | None = None  # of shortened embeddings: () for any, None for none
     tool_call_parser: str | None = None  # the format of the model's own tool calls; None if it is not known
+    keeps_late_system: bool = False  # the chat template renders system messages after other messages
 
 
 class AdapterPlace(NamedTuple):
@@ -224,6 +226,7 @@ def _load(ready: Ready, config: ServerConfig) -> Model:
         max_characters=min(ready.max_model_len, ready.n_slots) * tokenizer.longest_token,
         context=min(ready.max_model_len, ready.n_slots),
         tool_call_parser=_tool_call_parser(template, config),
+        keeps_late_system=template is not None and keeps_late_system(template),
         dimensions=_dimensions(ready.source),
     )
 

@@ -7,13 +7,11 @@ from types import MappingProxyType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orca_jax.openai.answer import Renderer
+from orca_jax.openai.answer import StreamRenderer
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import ClientGone, Generation
 from orca_jax.openai.schema.sampling import StreamOptions
 
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
 WEIGHT_VERSION = "x-orca-weight-version"  # header of an answer, if the weights can be replaced
 
 
@@ -41,7 +39,7 @@ class EventStream(Response):
     def __init__(
         self,
         generation: Generation,
-        renderer: Renderer,
+        renderer: StreamRenderer,
         options: StreamOptions | None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -49,8 +47,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._generation = generation
         self._renderer = renderer
-        self._has_usage = options is not None and bool(options.include_usage)
-        self._has_running_usage = self._has_usage and options is not None and bool(options.continuous_usage_stats)
+        self._has_running_usage = options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Raises ApiError if nothing has been sent yet; later errors are events."""
@@ -68,13 +65,13 @@ class EventStream(Response):
             except ApiError as error:
                 if not has_started:
                     raise
-                event = b"data: " + error.encode() + b"\n\n"
+                event = self._renderer.failure(error)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self, receive: Receive) -> AsyncGenerator[bytes]:
         """Yield the events; those that arrived together are joined."""
-        generation, chunk = self._generation, self._renderer.chunk
+        generation, chunk, silence = self._generation, self._renderer.chunk, self._renderer.silence
         is_late = False
         async with contextlib.aclosing(generation.pieces(receive)) as batches:
             async for pieces in batches:
@@ -85,10 +82,9 @@ class EventStream(Response):
                     yield b": %b: %d\n\n" % (WEIGHT_VERSION.encode(), generation.weight_version)
                 if self._has_running_usage:
                     events = [chunk(piece, generation.running_usage(piece)) for piece in pieces]
-                    yield b"".join(events) or KEEP_ALIVE
+                    yield b"".join(events) or silence()
                 elif len(pieces) == 1:
                     yield chunk(pieces[0], None)
                 else:
-                    yield b"".join([chunk(piece, None) for piece in pieces]) or KEEP_ALIVE
-        end = self._renderer.usage_chunk(generation.usage()) if self._has_usage else b""
-        yield end + DONE
+                    yield b"".join([chunk(piece, None) for piece in pieces]) or silence()
+        yield self._renderer.end(generation.usage())

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from orca_jax.openai import embeddings
-from orca_jax.openai.answer import whole_answer
+from orca_jax.openai.answer import Renderer, whole_answer
 from orca_jax.openai.endpoints import Endpoint
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import ClientGone, Generation
@@ -33,14 +34,22 @@ async def complete(endpoint: Endpoint, service: Service, request: Request) -> Re
     state = request.scope["state"]
     job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
     headers = report_ignored(service, Ignored((*ignored.known, *job.ignored), ignored.unknown))
-    generation, renderer = Generation(service, job), endpoint.renderer(service.model.tokenizer, job, call)
+    renderer = endpoint.renderer(service.model.tokenizer, job, call)
+    generation = Generation(service, job)
     if call.stream:
         return EventStream(generation, renderer, call.stream_options, headers)
+    return await answer_whole(generation, renderer, request, headers)
+
+
+async def answer_whole(
+    generation: Generation, renderer: Renderer, request: Request, headers: Mapping[str, str]
+) -> Response:
+    """Run a call to its end, and answer with its JSON. Raises ApiError."""
     try:
         answer = await whole_answer(generation, renderer, request.receive)
     except ClientGone:
         return Silence()
-    return Response(answer, headers=headers | version_header(generation), media_type="application/json")
+    return Response(answer, headers={**headers, **version_header(generation)}, media_type="application/json")
 
 
 async def embed(service: Service, request: Request) -> Response:

@@ -16,10 +16,23 @@ from orca_jax.text.json_end import BLANKS, JsonEnd
 
 
 class ToolCall(NamedTuple):
-    """One call; `arguments` is the JSON text of an object, as the model has generated it, or the beginning of one."""
+    """One call, or a piece of one; `arguments` is JSON text of an object, as the model has generated it.
 
-    name: str
+    A piece with a name begins a call. A piece without one continues the arguments of the call before it.
+    """
+
+    name: str | None
     arguments: str
+
+
+class Reasoning(NamedTuple):
+    """A piece of what the model has written before its answer, without the tags around it."""
+
+    text: str
+
+
+type OutputPart = str | Reasoning | ToolCall
+"""A piece of the generated text by its role. Text of the answer is plain."""
 
 
 Node = Mapping[str, "Node"] | Literal["object", "end"]

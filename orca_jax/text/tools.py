@@ -7,13 +7,16 @@ from typing import Any, Protocol
 import msgspec
 
 from orca_jax.errors import ConfigError, RequestError
-from orca_jax.text.call_parser import CallParser, Dialect, Node, ToolCall, read_call, read_object
+from orca_jax.text.call_parser import CallParser, Dialect, Node, OutputPart, Reasoning, ToolCall, read_call, read_object
 from orca_jax.text.json_end import BLANKS
 from orca_jax.text.json_schema import MAPS
 
 __all__ = [
     "DIALECTS",
     "ForcedCalls",
+    "OutputPart",
+    "Reasoning",
+    "StreamedArguments",
     "ToolCall",
     "ToolParser",
     "check_tools",
@@ -58,11 +61,11 @@ _ONE_OBJECT = Dialect(None, _OBJECT, {})
 class ToolParser(Protocol):
     """Parses a text that arrives in pieces. Text and calls are returned in their order, without loss of text."""
 
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> Sequence[OutputPart]:
         """Add a piece of text, and return the decided text and calls."""
         ...
 
-    def finish(self, is_cut: bool = False) -> list[str | ToolCall]:
+    def finish(self, is_cut: bool = False) -> Sequence[OutputPart]:
         """Return the rest at the end of the text. With `is_cut`, a limit has ended it."""
         ...
 
@@ -128,6 +131,22 @@ class ForcedCalls:
         if found is None or found["name"] not in self._known:
             return text
         return ToolCall(found["name"], found["arguments"] or "")
+
+
+class StreamedArguments:
+    """A parser for text that is the arguments of one forced call. Each piece of text is a piece of the call."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def push(self, text: str) -> list[ToolCall]:
+        """Add a piece of text, and return it as a piece of the call."""
+        name, self._name = self._name, None
+        return [ToolCall(name, text)]
+
+    def finish(self, is_cut: bool = False) -> list[ToolCall]:
+        """Return nothing, since no text is held back."""
+        return []
 
 
 def forced_tools_schema(tools: Tools, choice: str | Mapping[str, Any], parallel: bool = True) -> str:

@@ -11,9 +11,9 @@ import pytest
 from orca_jax.config import EngineConfig
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema import chat_parser, completion_parser
+from orca_jax.openai.schema.nested import NESTED
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored
-from orca_jax.openai.schema.unused import NESTED
 from orca_jax.server_config import ServerConfig
 from tests.serve.played import Stage, call, chat, on_stage, saying, user
 

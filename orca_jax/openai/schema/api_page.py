@@ -16,9 +16,10 @@ from orca_jax.openai.schema import (
     tokenize_parser,
 )
 from orca_jax.openai.schema.components import request_schemas
+from orca_jax.openai.schema.nested import NESTED
 from orca_jax.openai.schema.parse import BodyParser
-from orca_jax.openai.schema.sampling import SamplingFields
-from orca_jax.openai.schema.unused import NESTED, UnusedField, UnusedFields
+from orca_jax.openai.schema.sampling import CompletionFields, SamplingFields
+from orca_jax.openai.schema.unused import UnusedField, UnusedFields
 
 Schema = Mapping[str, Any]
 
@@ -69,7 +70,8 @@ def api_page() -> str:
 def _in_order(parser: BodyParser[Any]) -> list[str]:
     """The model, then the fields of this body alone, then the shared ones."""
     names: tuple[str, ...] = parser.kind.__struct_fields__
-    shared = SamplingFields.__struct_fields__ if issubclass(parser.kind, SamplingFields) else ()
+    base = next((base for base in (CompletionFields, SamplingFields) if issubclass(parser.kind, base)), None)
+    shared = () if base is None else base.__struct_fields__
     return ["model", *(n for n in names if n not in shared and n != "model"), *(n for n in shared if n != "model")]
 
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from orca_jax.openai.schema.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
-from orca_jax.openai.schema.sampling import NumLogprobs, SamplingFields, TokenLimit
+from orca_jax.openai.schema.sampling import CompletionFields, NumLogprobs, TokenLimit
 from orca_jax.openai.schema.structured import JsonObject, Name
 
 
@@ -118,7 +118,7 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     allowed_tools: AllowedList
 
 
-class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     """A request for chat completions."""
 
     messages: Annotated[

@@ -6,13 +6,13 @@ from msgspec import Meta
 
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.limits import DEFAULT_MAX_TOKENS, MAX_ANSWERS, MAX_CHOICES, MAX_PROMPT_IDS, MAX_PROMPTS
-from orca_jax.openai.schema.sampling import NumLogprobs, SamplingFields, TokenId, TokenLimit
+from orca_jax.openai.schema.sampling import CompletionFields, NumLogprobs, TokenId, TokenLimit
 
 PromptPart = str | list[int]
 MaxIds = Meta(max_length=MAX_PROMPT_IDS)
 
 
-class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     """A request for completions."""
 
     prompt: Annotated[

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from orca_jax.openai.schema import PARSERS
-from orca_jax.openai.schema.unused import NESTED, UnusedFields
+from orca_jax.openai.schema.nested import NESTED
+from orca_jax.openai.schema.unused import UnusedFields
 
 REF = "#/components/schemas/{name}"
 LIMIT = "x-limit"  # marks a number with a maximum that depends on the model

@@ -2,28 +2,37 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.limits import MAX_CONTAINERS, MAX_VALUES
-from orca_jax.openai.schema.sampling import BIAS, SamplingFields
+from orca_jax.openai.schema.sampling import BIAS, CompletionFields
 from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored, TolerantReader, lowered, read_values
 from orca_jax.openai.schema.unused import UnusedFields
 
 BOM = b"\xef\xbb\xbf"
+type Settle = Callable[[dict[str, Any]], Sequence[str]]
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ROLES = "system, developer, user, assistant or tool"
 
 
 class BodyParser[T: msgspec.Struct]:
-    """Parses and checks bodies of one kind."""
+    """Parses and checks bodies of one kind.
 
-    def __init__(self, kind: type[T], unused: UnusedFields) -> None:
+    Args:
+        kind: the table of fields.
+        unused: the fields without effect.
+        settle: changes the values of a body that the strict decoder refuses, such as objects that may lack their
+            `type`. It returns the names of what it has left out, and may raise ApiError.
+    """
+
+    def __init__(self, kind: type[T], unused: UnusedFields, settle: Settle | None = None) -> None:
         self.kind = kind
         self.unused = unused
+        self._settle = settle
         self._known = frozenset(kind.__struct_fields__)
         self._decoder = msgspec.json.Decoder(kind)
         self._tolerant = TolerantReader(kind, unused)
@@ -46,7 +55,7 @@ class BodyParser[T: msgspec.Struct]:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiError(400, f"the body is not valid JSON: {error}") from None
         request, ignored = self._read(body, fields, ignores_unknown)
-        if isinstance(request, SamplingFields):
+        if isinstance(request, CompletionFields):
             check_stream(request)
         return request, ignored
 
@@ -57,13 +66,15 @@ class BodyParser[T: msgspec.Struct]:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 pass  # read again below
         values = read_values(fields)
+        left_out = () if self._settle is None else self._settle(values)
         try:
-            return self._tolerant.read(values, ignores_unknown=ignores_unknown)
+            request, ignored = self._tolerant.read(values, ignores_unknown=ignores_unknown)
         except msgspec.ValidationError as error:
             raise _invalid(error, values) from None
+        return request, ignored._replace(unknown=(*ignored.unknown, *left_out)) if left_out else ignored
 
 
-def check_stream(request: SamplingFields) -> None:
+def check_stream(request: CompletionFields) -> None:
     """Check the fields that require a stream or forbid it. Raises ApiError."""
     options = request.stream_options
     if options is not None:

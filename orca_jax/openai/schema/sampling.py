@@ -61,7 +61,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of both request bodies. For every field, `null` means "not given"."""
+    """Base of all bodies that ask for text. For every field, `null` means "not given"."""
 
     model: Annotated[str | None, Meta(description="One of the served model names. Default: the served model.")] = None
 
@@ -128,10 +128,6 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Words that must not be generated."),
     ] = None
 
-    n: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        Meta(description="Number of choices for each prompt. Default 1."),
-    ] = None
     stop: Annotated[
         StopString | StopStrings | None,
         Meta(
@@ -159,32 +155,17 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
-    prompt_logprobs: Annotated[
-        NumLogprobs | None,
-        Meta(description="Log probabilities of the prompt, with this many most probable tokens. Not with `stream`."),
-    ] = None
-    return_token_ids: Annotated[bool | None, Meta(description="Also return `prompt_token_ids` and `token_ids`.")] = None
-    truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1, le=INT64)] | None,
-        Meta(description="Keep only this many last tokens of the prompt; -1: as many as leave room for the answer."),
-    ] = None
     add_special_tokens: Annotated[
         bool | None,
         Meta(description="Add the tokenizer's special tokens to the prompt. Default true, for chats false."),
     ] = None
 
-    response_format: Annotated[
-        ResponseFormat | None, Meta(description="Output format in OpenAI's syntax. The format is enforced.")
-    ] = None
     structured_outputs: Annotated[
         StructuredOutputs | None,
         Meta(description="Output format in vLLM's syntax: exactly one of its fields. The format is enforced."),
     ] = None
 
     stream: Annotated[bool | None, Meta(description="Send the answer in pieces, as server-sent events.")] = None
-    stream_options: Annotated[StreamOptions | None, Meta(description="Options of the stream. Requires `stream`.")] = (
-        None
-    )
     request_id: Annotated[
         CallerId | None, Meta(description="Becomes part of the answer's `id`; also written to logs and traces.")
     ] = None
@@ -224,3 +205,27 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     def stops(self) -> list[str]:
         """The stop strings, as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class CompletionFields(SamplingFields, frozen=True, kw_only=True):
+    """Base of completions and chats: fields of which other bodies have none, or another form."""
+
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
+        Meta(description="Number of choices for each prompt. Default 1."),
+    ] = None
+    prompt_logprobs: Annotated[
+        NumLogprobs | None,
+        Meta(description="Log probabilities of the prompt, with this many most probable tokens. Not with `stream`."),
+    ] = None
+    return_token_ids: Annotated[bool | None, Meta(description="Also return `prompt_token_ids` and `token_ids`.")] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=INT64)] | None,
+        Meta(description="Keep only this many last tokens of the prompt; -1: as many as leave room for the answer."),
+    ] = None
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="Output format in OpenAI's syntax. The format is enforced.")
+    ] = None
+    stream_options: Annotated[StreamOptions | None, Meta(description="Options of the stream. Requires `stream`.")] = (
+        None
+    )

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import inspect
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema.unused import NESTED, UnusedFields, check_unused
+from orca_jax.openai.schema.nested import NESTED
+from orca_jax.openai.schema.unused import UnusedFields, check_unused
 
 MAX_EXACT = 2**53  # from here on, a float may stand for several integers
 
@@ -21,7 +22,7 @@ class Ignored(NamedTuple):
     """The ignored fields of a body, by their path without indices, such as "messages.id"."""
 
     known: tuple[str, ...] = ()  # listed in `unused.py`
-    unknown: tuple[str, ...] = ()  # ignored by --unknown-fields
+    unknown: tuple[str, ...] = ()  # named by the body alone: ignored by --unknown-fields, or left out of a list
 
 
 NOTHING_IGNORED = Ignored()

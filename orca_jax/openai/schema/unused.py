@@ -31,7 +31,8 @@ class UnusedField(NamedTuple):
         return {"enum": [None, *self.values], "description": f"No other value is accepted: {self.reason}."}
 
 
-def _ignored(reason: str, *values: object) -> UnusedField:
+def ignored(reason: str, *values: object) -> UnusedField:
+    """A field without effect at any value; `values` need not be reported."""
     return UnusedField(reason, values, is_ignored=True)
 
 
@@ -45,22 +46,22 @@ _NO_BEAMS = "beam search is not supported"
 _NO_SAMPLER = "this sampler is not supported"
 _NO_SEARCH = "web search is not supported"
 _STRUCTURED = "use structured_outputs or response_format"
-_OF_CLIENT = "client libraries add it"
+OF_CLIENT = "client libraries add it"
 
 # Fields of completions and chat completions.
 COMMON: UnusedFields = {
     # OpenAI and Azure
-    "metadata": _ignored(_NO_RECORDS, {}),
-    "store": _ignored("answers are not stored", False),
-    "service_tier": _ignored("there is only one tier", "auto", "default"),
-    "safety_identifier": _ignored(_NO_RECORDS),
-    "user_security_context": _ignored(_NO_RECORDS),
-    "prompt_cache_key": _ignored(_ONE_CACHE),
-    "prompt_cache_options": _ignored(_ONE_CACHE, {}),
-    "prompt_cache_retention": _ignored("cached prefixes stay until their memory is needed", "in_memory", "in-memory"),
-    "prediction": _ignored("a predicted output could change only the speed"),
-    "provider_specific_fields": _ignored(_OF_CLIENT, {}),
-    "cache_control": _ignored("prefixes are cached without marks"),
+    "metadata": ignored(_NO_RECORDS, {}),
+    "store": ignored("answers are not stored", False),
+    "service_tier": ignored("there is only one tier", "auto", "default"),
+    "safety_identifier": ignored(_NO_RECORDS),
+    "user_security_context": ignored(_NO_RECORDS),
+    "prompt_cache_key": ignored(_ONE_CACHE),
+    "prompt_cache_options": ignored(_ONE_CACHE, {}),
+    "prompt_cache_retention": ignored("cached prefixes stay until their memory is needed", "in_memory", "in-memory"),
+    "prediction": ignored("a predicted output could change only the speed"),
+    "provider_specific_fields": ignored(OF_CLIENT, {}),
+    "cache_control": ignored("prefixes are cached without marks"),
     # vLLM
     "use_beam_search": UnusedField(_NO_BEAMS, (False,)),
     "length_penalty": UnusedField(_NO_BEAMS, (1,)),
@@ -73,13 +74,13 @@ COMMON: UnusedFields = {
     "guided_regex": UnusedField(_STRUCTURED),
     "guided_choice": UnusedField(_STRUCTURED, ([],)),
     "guided_grammar": UnusedField(_STRUCTURED),
-    "guided_decoding_backend": _ignored("there is only one"),
+    "guided_decoding_backend": ignored("there is only one"),
     "guided_whitespace_pattern": UnusedField("JSON is generated without free blanks"),
     "kv_transfer_params": UnusedField("keys and values are not transferred between servers", ({},)),
     "vllm_xargs": UnusedField("extensions of vLLM are not supported", ({},)),
     "repetition_detection": UnusedField("use repetition_penalty, frequency_penalty or presence_penalty", ({},)),
     # SGLang
-    "rid": _ignored("use request_id to name a request"),
+    "rid": ignored("use request_id to name a request"),
     "regex": UnusedField(_STRUCTURED),
     "ebnf": UnusedField(_STRUCTURED),
     "stop_regex": UnusedField("use stop", ([],)),
@@ -91,17 +92,17 @@ COMMON: UnusedFields = {
     "return_hidden_states": UnusedField("hidden states are not returned", (False,)),
     "return_routed_experts": UnusedField("experts are not returned", (False,)),
     "extra_key": UnusedField("use cache_salt to separate prefix caches"),
-    "data_parallel_rank": _ignored("the server has one engine"),
+    "data_parallel_rank": ignored("the server has one engine"),
     # Mistral
     "random_seed": UnusedField("use seed"),
     # llama.cpp, Ollama and LM Studio
-    "cache_prompt": _ignored("--enable-prefix-caching decides", True),
-    "id_slot": _ignored("rows are chosen by the scheduler", -1),
-    "keep_alive": _ignored("the model stays loaded"),
-    "ttl": _ignored("the model stays loaded"),
-    "draft_model": _ignored("a draft could change only the speed"),
-    "timings_per_token": _ignored("times are in the metrics", False),
-    "return_progress": _ignored("a prompt has no progress events", False),
+    "cache_prompt": ignored("--enable-prefix-caching decides", True),
+    "id_slot": ignored("rows are chosen by the scheduler", -1),
+    "keep_alive": ignored("the model stays loaded"),
+    "ttl": ignored("the model stays loaded"),
+    "draft_model": ignored("a draft could change only the speed"),
+    "timings_per_token": ignored("times are in the metrics", False),
+    "return_progress": ignored("a prompt has no progress events", False),
     "n_predict": UnusedField("use max_tokens"),
     "repeat_penalty": UnusedField("use repetition_penalty", (1,)),
     "grammar": UnusedField(_STRUCTURED),
@@ -114,20 +115,20 @@ COMMON: UnusedFields = {
     "dry_multiplier": UnusedField(_NO_SAMPLER, (0,)),
     # OpenRouter
     "top_a": UnusedField(_NO_SAMPLER, (0,)),
-    "provider": _ignored(_ONE_MODEL),
-    "models": _ignored(_ONE_MODEL),
-    "route": _ignored(_ONE_MODEL),
-    "transforms": _ignored("prompts are never compressed; a prompt that is too long is refused", []),
-    "usage": _ignored("answers have a usage; streams have one with stream_options.include_usage"),
-    "session_id": _ignored(_NO_RECORDS),
-    "trace": _ignored(_NO_RECORDS),
-    "debug": _ignored("prompts are returned by return_token_ids", {}),
+    "provider": ignored(_ONE_MODEL),
+    "models": ignored(_ONE_MODEL),
+    "route": ignored(_ONE_MODEL),
+    "transforms": ignored("prompts are never compressed; a prompt that is too long is refused", []),
+    "usage": ignored("answers have a usage; streams have one with stream_options.include_usage"),
+    "session_id": ignored(_NO_RECORDS),
+    "trace": ignored(_NO_RECORDS),
+    "debug": ignored("prompts are returned by return_token_ids", {}),
     "plugins": UnusedField("plugins are not supported", ([],)),
     # Anthropic, Fireworks
     "stop_sequences": UnusedField("use stop", ([],)),
     "context_length_exceeded_behavior": UnusedField("use truncate_prompt_tokens", ("error",)),
     "prompt_truncate_len": UnusedField("use truncate_prompt_tokens"),
-    "perf_metrics_in_response": _ignored("times are in the metrics", False),
+    "perf_metrics_in_response": ignored("times are in the metrics", False),
 }
 
 COMPLETION: UnusedFields = {
@@ -140,32 +141,32 @@ CHAT: UnusedFields = {
     # OpenAI and Azure
     "modalities": UnusedField("the model generates text only", (["text"],)),
     "audio": UnusedField("the model generates text only"),
-    "verbosity": _ignored("the length of answers cannot be controlled", "medium"),
+    "verbosity": ignored("the length of answers cannot be controlled", "medium"),
     "web_search_options": UnusedField(_NO_SEARCH),
     "functions": UnusedField("use tools", ([],)),
     "function_call": UnusedField("use tool_choice", ("none",)),
     "best_of": UnusedField("n candidates are generated for n choices", (1,)),
     "data_sources": UnusedField("put documents into messages", ([],)),
     # Anthropic through LiteLLM, OpenRouter, DeepSeek
-    "reasoning": _ignored("use reasoning_effort or chat_template_kwargs"),
-    "thinking": _ignored("use chat_template_kwargs"),
-    "reasoning_details": _ignored(_NO_REASONING),
-    "include_reasoning": _ignored(_NO_REASONING),
+    "reasoning": ignored("use reasoning_effort or chat_template_kwargs"),
+    "thinking": ignored("use chat_template_kwargs"),
+    "reasoning_details": ignored(_NO_REASONING),
+    "include_reasoning": ignored(_NO_REASONING),
     "context_management": UnusedField("messages are never removed from a conversation", ({},)),
     "mcp_servers": UnusedField("the server calls no tools; call them in the client", ([],)),
     "container": UnusedField("the server calls no tools; call them in the client"),
     "system": UnusedField("put instructions into messages", ("",)),
     # Groq
-    "reasoning_format": _ignored(_NO_REASONING),
-    "disable_tool_validation": _ignored("only calls of known tools are returned", False),
-    "citation_options": _ignored("answers have no citations"),
+    "reasoning_format": ignored(_NO_REASONING),
+    "disable_tool_validation": ignored("only calls of known tools are returned", False),
+    "citation_options": ignored("answers have no citations"),
     "search_settings": UnusedField(_NO_SEARCH, ({},)),
     "include_domains": UnusedField(_NO_SEARCH, ([],)),
     "exclude_domains": UnusedField(_NO_SEARCH, ([],)),
     "compound_custom": UnusedField("the server calls no tools; call them in the client", ({},)),
     # SGLang, Qwen, xAI
-    "separate_reasoning": _ignored(_NO_REASONING),
-    "stream_reasoning": _ignored(_NO_REASONING),
+    "separate_reasoning": ignored(_NO_REASONING),
+    "stream_reasoning": ignored(_NO_REASONING),
     "enable_search": UnusedField(_NO_SEARCH, (False,)),
     "search_options": UnusedField(_NO_SEARCH, ({},)),
     "search_parameters": UnusedField(_NO_SEARCH),
@@ -202,61 +203,6 @@ TOKENIZE: UnusedFields = {
 }
 
 NOTHING: UnusedFields = {}
-
-_MESSAGE: UnusedFields = {
-    **dict.fromkeys(("id", "type", "object", "status", "created", "created_at", "timestamp"), _ignored(_OF_CLIENT)),
-    **dict.fromkeys(("metadata", "response_metadata", "usage_metadata", "usage"), _ignored(_OF_CLIENT)),
-    **dict.fromkeys(("provider_specific_fields", "additional_kwargs", "providerOptions"), _ignored(_OF_CLIENT)),
-    "cache_control": COMMON["cache_control"],
-}
-_CONTENT_IN_CONTENT = "put everything that the model shall read into content"
-_ASSISTANT: UnusedFields = {
-    **_MESSAGE,
-    "refusal": _ignored("templates have no place for it"),
-    "annotations": _ignored("templates have no place for them", []),
-    "citations": _ignored("templates have no place for them", []),
-    "parsed": _ignored("content has the same as text"),
-    "finish_reason": _ignored(_OF_CLIENT),
-    "reasoning": _ignored("use reasoning_content, which is passed on to the chat template"),
-    "reasoning_details": _ignored("use reasoning_content, which is passed on to the chat template"),
-    "thinking_blocks": _ignored("use reasoning_content, which is passed on to the chat template"),
-    "executed_tools": _ignored("send the results of tools as messages of their own"),
-    "images": UnusedField(_CONTENT_IN_CONTENT, ([],)),
-    "audio": UnusedField(_CONTENT_IN_CONTENT),
-    "function_call": UnusedField("use tool_calls"),
-    "prefix": UnusedField("use continue_final_message", (False,)),
-    "partial": UnusedField("use continue_final_message", (False,)),
-}
-_EXTRA: UnusedFields = {
-    **dict.fromkeys(("id", "index", "metadata", "provider_specific_fields", "providerOptions"), _ignored(_OF_CLIENT)),
-    "cache_control": COMMON["cache_control"],
-}
-_STRICT: UnusedFields = {"strict": _ignored("a schema is always enforced")}
-
-# Fields of nested objects, by the name of the object's class.
-NESTED: Mapping[str, UnusedFields] = {
-    "SystemMessage": _MESSAGE,
-    "DeveloperMessage": _MESSAGE,
-    "UserMessage": _MESSAGE,
-    "AssistantMessage": _ASSISTANT,
-    "ToolMessage": {
-        **_MESSAGE,
-        "artifact": _ignored("the model reads content"),
-        "is_error": _ignored("the model reads content", False),
-    },
-    "TextPart": {**_EXTRA, "annotations": _ignored(_OF_CLIENT, []), "citations": _ignored(_OF_CLIENT, [])},
-    "CalledTool": {**_EXTRA, "status": _ignored(_OF_CLIENT), "extra_content": _ignored(_OF_CLIENT)},
-    "CalledFunction": {
-        "parsed_arguments": _ignored("arguments has the same as text"),
-        "provider_specific_fields": _ignored(_OF_CLIENT),
-    },
-    "Tool": {**_EXTRA, **_STRICT},
-    "FunctionDefinition": _EXTRA,
-    "TextFormat": _STRICT,
-    "JsonObjectFormat": _STRICT,
-    "JsonSchemaFormat": _STRICT,
-    "StreamOptions": {},
-}
 
 
 def check_unused(known: UnusedField | None, name: str, value: object) -> bool:

@@ -1,0 +1,60 @@
+"""Fields without effect of the objects in bodies, as `unused.py` has them for whole bodies."""
+
+from collections.abc import Mapping
+
+from orca_jax.openai.schema.unused import COMMON, OF_CLIENT, UnusedField, UnusedFields, ignored
+
+_MESSAGE: UnusedFields = {
+    **dict.fromkeys(("id", "type", "object", "status", "created", "created_at", "timestamp"), ignored(OF_CLIENT)),
+    **dict.fromkeys(("metadata", "response_metadata", "usage_metadata", "usage"), ignored(OF_CLIENT)),
+    **dict.fromkeys(("provider_specific_fields", "additional_kwargs", "providerOptions"), ignored(OF_CLIENT)),
+    "cache_control": COMMON["cache_control"],
+}
+_CONTENT_IN_CONTENT = "put everything that the model shall read into content"
+_ASSISTANT: UnusedFields = {
+    **_MESSAGE,
+    "refusal": ignored("templates have no place for it"),
+    "annotations": ignored("templates have no place for them", []),
+    "citations": ignored("templates have no place for them", []),
+    "parsed": ignored("content has the same as text"),
+    "finish_reason": ignored(OF_CLIENT),
+    "reasoning": ignored("use reasoning_content, which is passed on to the chat template"),
+    "reasoning_details": ignored("use reasoning_content, which is passed on to the chat template"),
+    "thinking_blocks": ignored("use reasoning_content, which is passed on to the chat template"),
+    "executed_tools": ignored("send the results of tools as messages of their own"),
+    "images": UnusedField(_CONTENT_IN_CONTENT, ([],)),
+    "audio": UnusedField(_CONTENT_IN_CONTENT),
+    "function_call": UnusedField("use tool_calls"),
+    "prefix": UnusedField("use continue_final_message", (False,)),
+    "partial": UnusedField("use continue_final_message", (False,)),
+}
+_EXTRA: UnusedFields = {
+    **dict.fromkeys(("id", "index", "metadata", "provider_specific_fields", "providerOptions"), ignored(OF_CLIENT)),
+    "cache_control": COMMON["cache_control"],
+}
+_STRICT: UnusedFields = {"strict": ignored("a schema is always enforced")}
+
+# Fields of nested objects, by the name of the object's class.
+NESTED: Mapping[str, UnusedFields] = {
+    "SystemMessage": _MESSAGE,
+    "DeveloperMessage": _MESSAGE,
+    "UserMessage": _MESSAGE,
+    "AssistantMessage": _ASSISTANT,
+    "ToolMessage": {
+        **_MESSAGE,
+        "artifact": ignored("the model reads content"),
+        "is_error": ignored("the model reads content", False),
+    },
+    "TextPart": {**_EXTRA, "annotations": ignored(OF_CLIENT, []), "citations": ignored(OF_CLIENT, [])},
+    "CalledTool": {**_EXTRA, "status": ignored(OF_CLIENT), "extra_content": ignored(OF_CLIENT)},
+    "CalledFunction": {
+        "parsed_arguments": ignored("arguments has the same as text"),
+        "provider_specific_fields": ignored(OF_CLIENT),
+    },
+    "Tool": {**_EXTRA, **_STRICT},
+    "FunctionDefinition": _EXTRA,
+    "TextFormat": _STRICT,
+    "JsonObjectFormat": _STRICT,
+    "JsonSchemaFormat": _STRICT,
+    "StreamOptions": {},
+}

@@ -1,0 +1,85 @@
+"""What the APIs share below their bodies: system messages, names of fields in errors, pieces of text and calls."""
+
+from typing import Any
+
+import pytest
+
+from orca_jax.openai.conversation import settled_system
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.generation import Piece, joined, whole_parts
+from orca_jax.openai.schema.chat import (
+    AssistantMessage,
+    ChatMessage,
+    DeveloperMessage,
+    SystemMessage,
+    TextPart,
+    UserMessage,
+    plain_messages,
+)
+from orca_jax.text.template import ChatTemplate
+from orca_jax.text.template_trials import keeps_late_system
+from orca_jax.text.tools import Reasoning, StreamedArguments, ToolCall
+
+LATE: list[ChatMessage] = [UserMessage("a"), AssistantMessage("b"), DeveloperMessage("now"), UserMessage("c")]
+
+
+def roles(messages: list[ChatMessage]) -> list[tuple[str, Any]]:
+    return [(message["role"], message["content"]) for message in plain_messages(messages)]
+
+
+def test_leading_system_messages_become_one() -> None:
+    parts = [TextPart("text", "of"), TextPart("text", "parts")]
+    leading: list[ChatMessage] = [SystemMessage("one"), DeveloperMessage(parts), SystemMessage(""), UserMessage("x")]
+    assert roles(settled_system(leading, keeps_late=True)) == [("system", "one\n\nof\nparts"), ("user", "x")]
+    assert roles(settled_system([SystemMessage(""), UserMessage("x")], keeps_late=True)) == [("user", "x")]
+
+
+def test_a_late_system_message_stays_or_joins_the_next_user() -> None:
+    assert settled_system(LATE, keeps_late=True) == LATE
+    moved = [("user", "a"), ("assistant", "b"), ("user", "now\n\nc")]
+    assert roles(settled_system(LATE, keeps_late=False)) == moved
+    last = settled_system(LATE[:3], keeps_late=False)
+    assert roles(last) == [*moved[:2], ("user", "now")], "no message of the user follows"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", True),
+        ("{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}", False),
+        ("{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+         "{{ m.content }}{% endfor %}", False),
+    ],
+)  # fmt: skip
+def test_the_template_is_tried(template: str, expected: bool) -> None:
+    with ChatTemplate({"default": template}, {}) as loaded:
+        assert keeps_late_system(loaded) is expected
+
+
+def test_errors_name_the_fields_of_their_body() -> None:
+    names = {"messages": "input", "max_tokens": "max_output_tokens"}
+    error = ApiError(400, "messages has 9 characters; max_tokens_of_all, max_tokens", "messages[2].content", code="c")
+    renamed = error.renamed(names)
+    assert (renamed.status, renamed.param, renamed.code) == (400, "input", "c")
+    assert renamed.message == "input has 9 characters; max_tokens_of_all, max_output_tokens"
+    assert ApiError(400, "tools: no", "tools").renamed(names).param == "tools"
+
+
+def test_parts_of_pieces_are_joined() -> None:
+    calls = [ToolCall("f", '{"x"'), ToolCall(None, ": 1}"), ToolCall("g", "{}")]
+    parts = [Reasoning("a"), Reasoning("b"), "c", "d", *calls, "e"]
+    whole = [Reasoning("ab"), "cd", ToolCall("f", '{"x": 1}'), ToolCall("g", "{}"), "e"]
+    assert whole_parts(parts) == whole
+    pieces = [Piece(0, "x"), Piece(0, "y", parts=["y", calls[0]]), Piece(0, "", "tool_calls", parts=calls[1:2])]
+    found = joined(pieces)
+    assert found.text == "xy" and found.reason == "tool_calls"
+    assert whole_parts(found.parts) == ["xy", ToolCall("f", '{"x": 1}')]
+    assert joined(pieces[:1]).parts == () and joined(pieces[:1]).in_order() == ("x",)
+
+
+def test_arguments_are_streamed_as_pieces_of_one_call() -> None:
+    parser = StreamedArguments("f")
+    assert [*parser.push('{"a'), *parser.push('": 1}'), *parser.finish()] == [
+        ToolCall("f", '{"a'),
+        ToolCall(None, '": 1}'),
+    ]
