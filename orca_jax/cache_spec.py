@@ -1,4 +1,4 @@
-"""What a running request owns in the KV cache: blocks, in groups of layers.
+"""Blocks: the things that a running request owns in the KV cache, by group of layers.
 
 A layer keeps keys and values in pages of `page_size` tokens. Layers that need the same tokens again form a *group*: all
 tokens, or those within a window. A *block* is one page in each layer of a group, and a row of the batch has a list of
@@ -56,6 +56,39 @@ class LayerGroup(NamedTuple):
     def first_needed(self, start: int) -> int:
         """The first position whose keys and values a token at position `start`, or any later one, reads."""
         return 0 if self.window is None else max(0, start - self.window + 1)
+
+    def most_blocks(self, num_tokens: int, longest: int, page_size: int) -> int:
+        """Most blocks that a request of `num_tokens` holds at once, if its members have at most `longest` tokens.
+
+        A member of n tokens reads the `window` - 1 tokens before them, in pages that may be cut at both ends.
+        """
+        blocks = -(-num_tokens // page_size)
+        return blocks if self.window is None else min(blocks, -(-(self.window + longest - 2) // page_size) + 1)
+
+
+def one_group(layers: Sequence[LayerCache]) -> tuple[LayerGroup, ...]:
+    """All layers, of one shape, in one group that keeps all tokens: attention masks those outside of windows."""
+    (shape,) = {layer.shape for layer in layers}
+    return (LayerGroup(tuple(range(len(layers))), len(layers), shape),)
+
+
+def of_stage(groups: Sequence[LayerGroup], start: int, stop: int) -> tuple[LayerGroup, ...]:
+    """The groups of a model as a pipeline stage with its layers `start` to `stop` has them, counted from `start`.
+
+    A group may have no layers in the stage. Blocks of a pool have as many pages as its fullest group needs there.
+    """
+    parts = [tuple(layer - start for layer in group.layers if start <= layer < stop) for group in groups]
+    size = {group.pool: 0 for group in groups}  # largest page of each pool
+    pages = dict(size)  # of this size, in a block
+    for group in groups:
+        size[group.pool] = max(size[group.pool], group.shape.size)
+    for group, part in zip(groups, parts, strict=True):
+        per_page = size[group.pool] // group.shape.size
+        pages[group.pool] = max(pages[group.pool], -(-len(part) // per_page))
+    return tuple(
+        group._replace(layers=part, pages_per_block=pages[group.pool] * (size[group.pool] // group.shape.size))
+        for group, part in zip(groups, parts, strict=True)
+    )
 
 
 def form_groups(layers: Sequence[LayerCache], max_model_len: int) -> tuple[LayerGroup, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from orca_jax.cache_spec import LayerCache, LayerGroup, PageShape
 from orca_jax.checks import adapter_name_fault, check_values, names_checked
 from orca_jax.errors import ConfigError
 
@@ -128,6 +129,12 @@ class ModelConfig:
         kinds = [windowed if has_window else LayerKind(None, self.rope) for has_window in self.window_pattern]
         return tuple(kinds[layer % len(kinds)] for layer in range(self.num_layers))
 
+    @cached_property
+    def layer_caches(self) -> tuple[LayerCache, ...]:
+        """The keys and values that each layer keeps."""
+        shape = PageShape(self.num_kv_heads, self.head_dim)
+        return tuple(LayerCache(shape, kind.window) for kind in self.layer_kinds)
+
 
 def page_dtype(name: KVCacheDType) -> PageDType:
     """The type of the stored keys and values, by its name in the settings."""
@@ -136,17 +143,18 @@ def page_dtype(name: KVCacheDType) -> PageDType:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The KV cache: `num_pages` pages of `page_size` slots. A slot holds one token's keys and values of all layers."""
+    """The KV cache: blocks, each with a page of `page_size` tokens in every layer of a group."""
 
-    num_pages: int
+    groups: tuple[LayerGroup, ...]  # of the whole model, see cache_spec.py
+    num_blocks: tuple[int, ...]  # of each pool; the first one is `EngineConfig.num_pages`
     page_size: int
     dtype: PageDType
     layout: PageLayout = "head_major"
 
     @property
     def num_slots(self) -> int:
-        """The number of tokens that fit into the cache."""
-        return self.num_pages * self.page_size
+        """Slots in the blocks of the first pool; a slot holds the keys and values of one token in a group."""
+        return self.num_blocks[0] * self.page_size
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from orca_jax.assembly.settings import NEEDS, ORDERINGS, SCHEDULERS, TOY_HAS_NO,
 from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
 from orca_jax.bench.__main__ import main as bench
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, OrderingName, SchedulerName
 from orca_jax.errors import ConfigError
 from orca_jax.serve.args import parse_args as serve_args
@@ -176,7 +177,7 @@ def test_the_default_budget_never_caps_the_batch() -> None:
 
 def test_a_budget_from_elsewhere_is_checked_too() -> None:
     """A replay has the budget of the recorded engine, not that of its settings."""
-    cache = CacheConfig(1000, 16, "float32")
+    cache = CacheConfig(one_group(TOY_MODEL.layer_caches), (1000,), 16, "float32")
     with pytest.raises(ConfigError, match="less than max_num_seqs 65"):
         build_scheduling(EngineConfig(max_num_seqs=65), TOY_MODEL, 128, cache, 64)
 

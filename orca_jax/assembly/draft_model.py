@@ -7,6 +7,7 @@ from orca_jax.assembly.resolve import PAGE_SIZE, attention_of, dtype_of, page_la
 from orca_jax.assembly.settings import is_toy
 from orca_jax.assembly.speculation import largest_batch
 from orca_jax.bundled import directory_of, is_gguf, pinned
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
@@ -108,7 +109,8 @@ def start_draft(
     rows, page_size = largest_batch(config, speculative), config.page_size or PAGE_SIZE
     pages_per_row = -(-draft.max_model_len // page_size)
     cache_dtype = page_type(dtype, platform, has_bfloat16=False)
-    cache = CacheConfig(rows * pages_per_row, page_size, cache_dtype, page_layout(platform))
+    groups = one_group(placed.config.layer_caches)
+    cache = CacheConfig(groups, (rows * pages_per_row,), page_size, cache_dtype, page_layout(platform))
     shapes = ExecutorConfig(
         dtype=dtype,
         tensor_parallel_size=size,

@@ -37,6 +37,7 @@ from orca_jax.assembly.summary import summary_of
 from orca_jax.assembly.toy import toy_executor
 from orca_jax.assembly.updates import PrepareUpdate, refuse_cluster, refuse_quantised, refuse_toy
 from orca_jax.bundled import directory_of, pinned, texts_of
+from orca_jax.cache_spec import one_group
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import AttentionName, CacheConfig, EngineConfig, ExecutorConfig, ModelConfig, page_dtype
 from orca_jax.engine import Engine
@@ -319,7 +320,7 @@ def _build_toy(config: EngineConfig, times: StartTimes, cluster: "LeaderBuild | 
     page_size = config.page_size or TOY_PAGE_SIZE
     rows = num_rows(config)
     num_pages = config.num_pages or -(-rows * (max_model_len + page_size - 1) // page_size)
-    cache = CacheConfig(num_pages, page_size, "float32")
+    cache = CacheConfig(one_group(TOY_MODEL.layer_caches), (num_pages,), page_size, "float32")
     budget = config.max_num_batched_tokens or max(TOY_BUDGET, 2 * config.max_num_seqs)
     plain, pool = build_scheduling(config, TOY_MODEL, max_model_len, cache, budget)
     scheduler = speculating(config, plain, budget, {})

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from orca_jax.assembly.budget import launch_sizes
 from orca_jax.assembly.scheduler import num_rows
-from orca_jax.assembly.settings import num_loras
+from orca_jax.assembly.settings import num_loras, traits_of
 from orca_jax.assembly.speculation import most_drafts
 from orca_jax.bundled import is_preset
 from orca_jax.cache_files import own_folder, refusal
+from orca_jax.cache_spec import one_group
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
     MAX_LORA_RANK,
@@ -182,28 +183,30 @@ def _cache(
     dtype = dtype_of(config, placed.platform)
     cache_auto = page_type(dtype, placed.platform, has_bfloat16=multiplies_bfloat16())
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype)
-    page_size, layout = config.page_size or PAGE_SIZE, page_layout(placed.platform)
+    groups = one_group(model.layer_caches)
+    form = CacheConfig(groups, (), config.page_size or PAGE_SIZE, cache_dtype, page_layout(placed.platform))
     if config.num_pages is not None:
-        return CacheConfig(config.num_pages, page_size, cache_dtype, layout)
+        return replace(form, num_blocks=(config.num_pages,))
     rows = num_rows(config)
-    # The stage with the most layers decides, as every page has a part in each stage.
     needed = max(weight_bytes(stage.shapes) + _lora_bytes(config, stage, dtype) for stage in placed.stages)
     needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size, most_drafts(config))
     if placed.weights.is_random and placed.platform != "cpu":
         needed += max(largest_stack(stage.shapes) for stage in placed.stages)
     utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
     memory = free_memory(placed.devices, utilization, needed, free)
-    most_layers = replace(model, num_layers=max(stage.shapes.span.size for stage in placed.stages))
-    memory //= len(placed.stages)
     return size_cache(
-        most_layers,
-        page_size=page_size,
-        dtype=cache_dtype,
-        layout=layout,
-        memory=memory,
+        form,
+        [stage.shapes.span for stage in placed.stages],
+        memory=memory // len(placed.stages),
         num_rows=rows,
         max_model_len=max_model_len,
+        longest=longest_member(config, largest, max_model_len),
     )
+
+
+def longest_member(config: EngineConfig, largest: int, max_model_len: int) -> int:
+    """Return the most tokens of a request in one iteration, with launches of up to `largest` tokens."""
+    return min(largest, max_model_len) if traits_of(config).has_token_budget else max_model_len
 
 
 def _lora_bytes(config: EngineConfig, stage: "PlacedStage", dtype: DType) -> int:

@@ -70,7 +70,7 @@ def _pool(
     if traits_of(config).has_reservations and n_slots is None:
         n_slots = max(1, cache.num_slots - rows * (cache.page_size - 1))
     return RequestPool(
-        KVManager(cache.num_pages, cache.page_size, rows, n_slots),
+        KVManager(cache.num_blocks[0], cache.page_size, rows, n_slots),
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
@@ -93,7 +93,7 @@ def build_scheduler(config: EngineConfig, cache: CacheConfig, budget: int) -> Kn
         token_budget=budget,
         ordering=ORDERINGS[config.scheduling_policy],
         num_ahead=config.check_in_interval if overlaps(config) else 0,
-        watermark=int(WATERMARK * cache.num_pages),
+        watermark=int(WATERMARK * cache.num_blocks[0]),
         # More batches than stages count as stages: the token of a request is always known when it is selected again.
         num_stages=num_workers(config) if config.pipeline_parallel_size > 1 else 1,
     )

@@ -142,7 +142,7 @@ def _head(timeline: Timeline, config: EngineConfig) -> TimelineHeader:
         config=replace(config, trace_file=None),
         cache=replace(
             timeline.head.cache,
-            num_pages=config.num_pages or timeline.head.cache.num_pages,
+            num_blocks=(config.num_pages or timeline.head.cache.num_blocks[0],),
             page_size=config.page_size or timeline.head.cache.page_size,
         ),
         budget=budget,

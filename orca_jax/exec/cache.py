@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from orca_jax.cache_spec import LayerGroup, of_stage
 from orca_jax.config import CacheConfig, ModelConfig, PageDType, PageLayout
 from orca_jax.errors import ConfigError
 from orca_jax.exec import host
@@ -17,6 +19,7 @@ from orca_jax.exec.untouched import untouched
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.parameters import path_of, split_layer
 from orca_jax.model.sharding import MESH_AXES, padded_vocab
+from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder
 
 CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
@@ -37,7 +40,7 @@ def cache_spec(cache: CacheConfig) -> KVPages:
 def cache_shape(model: ModelConfig, cache: CacheConfig) -> KVPages:
     """Shapes of the pages of all layers; no memory is allocated."""
     dtype = jnp.dtype(cache.dtype)
-    num_pages = model.num_layers * cache.num_pages
+    num_pages = model.num_layers * cache.num_blocks[0]
     return pages_shape(cache.layout, num_pages, model.num_kv_heads, model.head_dim, cache.page_size, dtype)
 
 
@@ -84,36 +87,92 @@ def largest_stack(decoder: Decoder) -> int:
     return max(sizes.values(), default=0)
 
 
+def fewest_blocks(
+    groups: Sequence[LayerGroup], *, page_size: int, num_rows: int, max_model_len: int, longest: int
+) -> tuple[int, ...]:
+    """Blocks of each pool for one request of full length, beside a partly filled block of each row in each group.
+
+    Args:
+        groups: of the whole model.
+        page_size: tokens of a page.
+        num_rows: running requests.
+        max_model_len: most tokens of a request.
+        longest: most tokens of a request in one iteration.
+    """
+    needed = [group.most_blocks(max_model_len, longest, page_size) + num_rows for group in groups]
+    return _by_pool(groups, needed)
+
+
+def stage_bytes(cache: CacheConfig, span: LayerSpan) -> int:
+    """Bytes of the pages of a pipeline stage, on all its devices together, with their scales."""
+    sizes = _block_bytes(cache, span)
+    return sum(number * size for number, size in zip(cache.num_blocks, sizes, strict=True))
+
+
 def size_cache(
-    model: ModelConfig,
-    *,
-    page_size: int,
-    dtype: PageDType,
-    layout: PageLayout = "head_major",
-    memory: int,
-    num_rows: int,
-    max_model_len: int,
+    form: CacheConfig, spans: Sequence[LayerSpan], *, memory: int, num_rows: int, max_model_len: int, longest: int
 ) -> CacheConfig:
-    """Size the cache to as many pages as fit in `memory`, but no more than all rows at full length can use.
+    """Size the cache to as many blocks as fit in `memory`, but no more than all rows at full length can use.
+
+    The stage with the most bytes decides, as every block has a part in each stage. Several pools share the memory in
+    the ratio in which a request of half of `max_model_len` uses them.
+
+    Args:
+        form: groups, page size, type and layout; its numbers of blocks are not read.
+        spans: of the layers of each pipeline stage.
+        memory: bytes on all devices of a stage together.
+        num_rows: running requests.
+        max_model_len: most tokens of a request.
+        longest: most tokens of a request in one iteration.
 
     Raises:
-        ConfigError: not even one request of full length fits beside a partly filled page of each row.
+        ConfigError: not even the fewest blocks fit.
     """
-    pages_per_row = -(-max_model_len // page_size)
-    # Every row at full length, and the parts of pages left unused by reservations (see KVManager).
-    useful = -(-num_rows * (max_model_len + page_size - 1) // page_size)
-    size = page_bytes(model, page_size, dtype, layout)
-    fitting = memory // size
-    least = pages_per_row + num_rows
-    if fitting < least:
-        needed = least * size
+    groups, page_size = form.groups, form.page_size
+    least = replace(
+        form,
+        num_blocks=fewest_blocks(
+            groups, page_size=page_size, num_rows=num_rows, max_model_len=max_model_len, longest=longest
+        ),
+    )
+    needed = max(stage_bytes(least, span) for span in spans)
+    if memory < needed:
         raise ConfigError(
             f"{memory / 2**30:.2f} GiB are free for the KV cache, but one request of "
             f"max_model_len={max_model_len} beside {num_rows} rows needs {needed / 2**30:.2f} GiB; lower "
             f"max_model_len, max_num_seqs or page_size, or on an accelerator raise gpu_memory_utilization",
             param="max_model_len",
         )
-    return CacheConfig(useful if fitting >= useful else max(_rounded(fitting), least), page_size, dtype, layout)
+    # Every row at full length, and the parts of pages left unused by reservations (see KVManager).
+    full = -(-num_rows * (max_model_len + page_size - 1) // page_size)
+    most = [
+        num_rows * group.most_blocks(max_model_len, longest, page_size) if group.window else full for group in groups
+    ]
+    middle = _by_pool(groups, [group.most_blocks(-(-max_model_len // 2), 1, page_size) for group in groups])
+    request = max(stage_bytes(replace(least, num_blocks=middle), span) for span in spans)
+    number = []
+    for few, useful, share in zip(least.num_blocks, _by_pool(groups, most), middle, strict=True):
+        fitting = few + (memory - needed) * share // request
+        number.append(useful if fitting >= useful else max(_rounded(fitting), few))
+    return replace(least, num_blocks=tuple(number))
+
+
+def _block_bytes(cache: CacheConfig, span: LayerSpan) -> list[int]:
+    """Bytes of a block of each pool in a stage."""
+    sizes = [0] * len(cache.num_blocks)
+    for group in of_stage(cache.groups, span.start, span.stop):
+        page = pages_shape(cache.layout, group.pages_per_block, *group.shape, cache.page_size, jnp.dtype(cache.dtype))
+        size = sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(page))
+        sizes[group.pool] = max(sizes[group.pool], size)
+    return sizes
+
+
+def _by_pool(groups: Sequence[LayerGroup], numbers: Sequence[int]) -> tuple[int, ...]:
+    """The sums of the groups' numbers in each pool."""
+    sums = [0] * (max(group.pool for group in groups) + 1)
+    for group, number in zip(groups, numbers, strict=True):
+        sums[group.pool] += number
+    return tuple(sums)
 
 
 def _rounded(number: int) -> int:

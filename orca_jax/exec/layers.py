@@ -124,7 +124,7 @@ def make_layers(
 
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
-    num_pages, name = config.cache.num_pages, config.attention_implementation
+    num_pages, name = config.cache.num_blocks[0], config.attention_implementation
     options: dict[str, Any] = {"scale": model.score_scale, "soft_cap": model.attention_soft_cap}
     windows = [kind.window for kind in model.layer_kinds]
     # From the mesh, because programs are also compiled for absent devices.

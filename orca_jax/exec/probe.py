@@ -27,6 +27,6 @@ def probe(layout: Layout, config: ExecutorConfig) -> NDArray[np.int32]:
     view["query_start"][:used] = np.cumsum(lengths) - lengths
     view["query_len"][:used], view["context_len"][:used] = lengths, contexts
     view["page_table"][:] = (
-        np.arange(view["page_table"].size).reshape(view["page_table"].shape) % config.cache.num_pages
+        np.arange(view["page_table"].size).reshape(view["page_table"].shape) % config.cache.num_blocks[0]
     )
     return vector

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
+from orca_jax.cache_spec import of_stage
 from orca_jax.config import ExecutorConfig
 from orca_jax.exec.buckets import sampler_width, sampler_widths
 from orca_jax.exec.cache import allocate_cache, allocate_zeros, cache_shape, cache_spec
@@ -75,7 +76,8 @@ class Programs:
         self._is_switched = decoder.is_switched
         self._suffix = name_suffix()
         self._model = of_span(decoder.config, span)
-        self._config = config
+        groups = of_stage(config.cache.groups, span.start, span.stop)
+        self._config = config = replace(config, cache=replace(config.cache, groups=groups))
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._structure, weights = flatten_module(decoder)

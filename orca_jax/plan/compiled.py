@@ -12,6 +12,7 @@ from typing import Any
 
 from orca_jax.assembly.budget import largest_launch
 from orca_jax.assembly.resolve import PAGE_SIZE
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.model.describe import read_model_config
@@ -90,6 +91,7 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
 
     from orca_jax.exec.programs import Programs
     from orca_jax.model.load import Loading, tensor_mesh
+    from orca_jax.model.sharding import on_shards
     from orca_jax.startup import StartTimes
 
     topology = topologies.get_topology_desc(topology_name=job["topology"], platform="tpu")
@@ -97,7 +99,8 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
     model = read_model_config(job["model"])
     model = replace(model, quantization=job["quantization"] or model.quantization)
     tokens = largest_launch(EngineConfig(max_num_seqs=job["max_num_seqs"]), "tpu")
-    cache = CacheConfig(job["num_pages"], PAGE_SIZE, job["kv_cache_dtype"], "packed")
+    groups = one_group(on_shards(model, job["tensor"]).layer_caches)
+    cache = CacheConfig(groups, (job["num_pages"],), PAGE_SIZE, job["kv_cache_dtype"], "packed")
     config = ExecutorConfig(
         dtype=job["dtype"],
         tensor_parallel_size=job["tensor"],

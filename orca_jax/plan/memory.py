@@ -8,10 +8,11 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 from orca_jax.assembly.budget import largest_launch
-from orca_jax.assembly.resolve import PAGE_SIZE, page_layout
-from orca_jax.config import DType, EngineConfig, ModelConfig, PageDType, Quantization
+from orca_jax.assembly.resolve import PAGE_SIZE, longest_member, page_layout
+from orca_jax.cache_spec import one_group
+from orca_jax.config import CacheConfig, DType, EngineConfig, ModelConfig, PageDType, Quantization
 from orca_jax.errors import ConfigError
-from orca_jax.exec.cache import CPU_SHARE, page_bytes, size_cache, weight_bytes, workspace_bytes
+from orca_jax.exec.cache import CPU_SHARE, fewest_blocks, size_cache, stage_bytes, weight_bytes, workspace_bytes
 from orca_jax.model.load import abstract_decoder
 from orca_jax.model.sharding import TENSOR_AXIS, on_shards
 from orca_jax.model.stages import LayerSpan, spans
@@ -132,31 +133,22 @@ def _fit(
     model: ModelConfig, split: Split, kind: Accelerator, demand: Demand, rows: int, length: int, context: int
 ) -> Capacity:
     model, num_rows = on_shards(demand.quantised(model), split.tensor), rows * split.stages
-    largest = largest_launch(EngineConfig(max_num_seqs=rows), kind.platform)
+    config = EngineConfig(max_num_seqs=rows)
+    largest = largest_launch(config, kind.platform)
     workspace = workspace_bytes(model, largest, num_rows, length, split.tensor)
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
-    # As in assembly/resolve.py: the stage with the most layers decides, as every page has a part in each stage.
+    # As in assembly/resolve.py.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
-    most_layers = replace(model, num_layers=max(span.size for span, _ in parts))
-    layout = page_layout(kind.platform)
+    form = CacheConfig(one_group(model.layer_caches), (), PAGE_SIZE, demand.kv_cache_dtype, page_layout(kind.platform))
+    sizes = {"num_rows": num_rows, "max_model_len": length, "longest": longest_member(config, largest, length)}
     try:
-        cache = size_cache(
-            most_layers,
-            page_size=PAGE_SIZE,
-            dtype=demand.kv_cache_dtype,
-            layout=layout,
-            memory=room * split.tensor,
-            num_rows=num_rows,
-            max_model_len=length,
-        )
-        pages, shortage = cache.num_pages, 0
+        cache, shortage = size_cache(form, [span for span, _ in parts], memory=room * split.tensor, **sizes), 0
     except ConfigError:
-        least = -(-length // PAGE_SIZE) + num_rows
-        pages = 0
-        shortage = least * page_bytes(most_layers, PAGE_SIZE, demand.kv_cache_dtype, layout) // split.tensor - room
-    layer = page_bytes(replace(model, num_layers=1), PAGE_SIZE, demand.kv_cache_dtype, layout) // split.tensor
-    stages = [StageMemory(span, weights, workspace, pages * span.size * layer) for span, weights in parts]
-    return Capacity(split, tuple(stages), rows, length, context, pages, shortage)
+        cache = replace(form, num_blocks=fewest_blocks(form.groups, page_size=PAGE_SIZE, **sizes))
+        shortage = max(stage_bytes(cache, span) for span, _ in parts) // split.tensor - room
+        cache = replace(form, num_blocks=tuple(0 for _ in cache.num_blocks))
+    stages = [StageMemory(span, each, workspace, stage_bytes(cache, span) // split.tensor) for span, each in parts]
+    return Capacity(split, tuple(stages), rows, length, context, cache.num_blocks[0], shortage)
 
 
 def stage_weights(model: ModelConfig, dtype: DType, tensor: int, span: LayerSpan) -> int:

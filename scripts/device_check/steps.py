@@ -15,6 +15,7 @@ from device_check.part import UTILIZATION, Found, Setting, Skip, Write, attempt,
 from device_check.profile import profile
 from device_check.rates import bytes_of_device, copy_rate
 from orca_jax.bundled import is_preset, model_directory
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, DType, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import free_memory, largest_stack, page_bytes, workspace_bytes
 from orca_jax.exec.executor import JaxExecutor
@@ -141,7 +142,7 @@ class Model:
             on_phase: called with the name of each phase of the start, at its end.
             attention: implementation; None for that of the setting.
         """
-        cache = CacheConfig(num_pages, self.page_size, self.dtype, "packed")
+        cache = CacheConfig(one_group(self.held.layer_caches), (num_pages,), self.page_size, self.dtype, "packed")
         name = attention or self.setting.attention
         shapes = ExecutorConfig(self.dtype, self.mesh.size, buckets, rows, max_model_len, cache, name)
 

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.compile import Options, compiler_options
@@ -199,7 +200,7 @@ def compile_step(
 ) -> tuple[Compiled, int]:
     """Compile the program of all layers as the executor does. Returns it and the bytes of one device's KV cache."""
     mesh, page_size = mesh_of(card, chips), 64
-    cache = CacheConfig(num_pages, page_size, "bfloat16", "packed")
+    cache = CacheConfig(one_group(model.layer_caches), (num_pages,), page_size, "bfloat16", "packed")
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     layout = Layout(tokens, rows, -(-max_model_len // page_size))
     here = NamedSharding(mesh, PartitionSpec())

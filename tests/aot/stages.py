@@ -7,6 +7,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.compile import compile_one, compiler_options
 from orca_jax.exec.programs import Programs
@@ -51,7 +52,7 @@ def compile_stage(
     split: Split, index: int, model: ModelConfig, *, tokens: int, rows: int, max_model_len: int, num_pages: int
 ) -> StageMemory:
     """Compile the layers of stage `index`."""
-    cache = CacheConfig(num_pages, PAGE_SIZE, "bfloat16", "packed")
+    cache = CacheConfig(one_group(model.layer_caches), (num_pages,), PAGE_SIZE, "bfloat16", "packed")
     config = ExecutorConfig(
         "bfloat16", split.chips, (tokens,), rows, max_model_len, cache, pipeline_parallel_size=split.stages
     )

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from orca_jax.assembly.resolve import explain
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.kernels.ragged_attention.cases import Case
@@ -123,9 +124,10 @@ def test_the_line_at_start_names_the_kernels_for_hopper(ptxas: Path, monkeypatch
     """With the newest packages for CUDA 12, whose runtime has the number of one that comes with a wrong assembler."""
     monkeypatch.setattr(assembler, "cuda_runtime", lambda: 12090)
     assembler.ptxas_version.cache_clear()
-    mesh, cache = mesh_of("H200"), CacheConfig(64, 128, "bfloat16", "packed")
+    mesh, model = mesh_of("H200"), read_model_config("preset:llama-3-8b")
+    cache = CacheConfig(one_group(model.layer_caches), (64,), 128, "bfloat16", "packed")
     config = ExecutorConfig("bfloat16", 1, (64,), 8, 1024, cache)
-    name = explain(read_model_config("preset:llama-3-8b"), config, mesh)
+    name = explain(model, config, mesh)
     kind, report = mesh.devices.flat[0].device_kind, StartTimes().report()
     summary = EngineSummary(1024, 8192, 8, 64, "chunked", report, kind, 1, "bfloat16", "bfloat16", name)
     assert f"on 1 x {kind}, bfloat16, attention by gpu; " in summary.line("llama-3-8b")

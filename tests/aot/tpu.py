@@ -13,6 +13,7 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
@@ -154,7 +155,7 @@ def compile_step(
     """Compile the program of all layers, as the executor does. Returns also the bytes of the KV cache on one device."""
     mesh = mesh_of(generation, chips)
     page_size = 128
-    cache = CacheConfig(num_pages, page_size, cache_dtype, "packed")
+    cache = CacheConfig(one_group(model.layer_caches), (num_pages,), page_size, cache_dtype, "packed")
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     layout = Layout(tokens, rows, -(-max_model_len // page_size))
     here = NamedSharding(mesh, PartitionSpec())

@@ -18,6 +18,7 @@ from orca_jax.bench.real.laboratory import Laboratory, prompts_of, settings_of
 from orca_jax.bench.real.page import HELD_BEGIN, HELD_END
 from orca_jax.bench.simulated.held_out import compared, figures_of
 from orca_jax.bench.simulated.prediction import predicted_run, scaled_cost, skewed_lengths
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.model.describe import read_model_config
@@ -32,7 +33,7 @@ BUCKETS = (8, 32, 128)
 TRUE = FeatureCost({"steps": 0.02, "chunk_tokens": 0.001, "increments": 0.002, "context": 1e-5}, buckets=BUCKETS)
 HOST = 0.003  # seconds to select: a tenth of an iteration
 CONFIG = EngineConfig(model="lab", max_num_batched_tokens=128, enable_prefix_caching=False)
-CACHE = CacheConfig(2000, 16, "float32")
+CACHE = CacheConfig(one_group(TOY_MODEL.layer_caches), (2000,), 16, "float32")
 HEAD = TimelineHeader(TIMELINE_VERSION, CONFIG, CACHE, 1024, 128, BUCKETS, 0.0)
 
 

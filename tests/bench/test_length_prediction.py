@@ -9,10 +9,12 @@ import pytest
 from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.length_prediction import _capacity, _contestants, _tau
 from orca_jax.bench.logged_answers import LoggedAnswers, PassRunner, Served, latency_figures, poisson, read_answers
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError
 from orca_jax.sched.predict import ClientBound, Oracle, RunningQuantiles
 from orca_jax.sim.cost import LinearCost
+from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.text.tokenizer import ByteTokenizer
 from scripts.length_ranker.word_problems import prompts_of, read_questions
 
@@ -22,7 +24,7 @@ THREE = LoggedAnswers([[5, 6], [7], [8, 9]], [3, 1, 2], max_tokens=9)
 
 def make_runner() -> PassRunner:
     config = EngineConfig(model="preset:toy", scheduler="chunked", overlap=False, max_num_seqs=1)
-    cache = CacheConfig(64, 4, "float32")
+    cache = CacheConfig(one_group(TOY_MODEL.layer_caches), (64,), 4, "float32")
     resolved = ExecutorConfig("float32", 1, (16,), 1, 64, cache)
     return PassRunner(dataclasses.replace(build_engine(config), executor_config=resolved), config)
 

@@ -9,6 +9,7 @@ import jax
 import pytest
 from flax import nnx
 
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ExpertsConfig, ModelConfig, RopeConfig
 from orca_jax.exec.programs import ProgramName, Programs
 from orca_jax.model.load import abstract_decoder, tensor_mesh
@@ -67,7 +68,7 @@ def compiled(model: ModelConfig, devices: int, form: Form, name: ProgramName) ->
     decoder = nnx.merge(*abstract_decoder(model, "float32", mesh))
     if form != "scanned":
         decoder.unstack(switched=form == "switched")
-    cache = CacheConfig(num_pages=100, page_size=8, dtype="float32")
+    cache = CacheConfig(one_group(model.layer_caches), (100,), 8, "float32")
     config = ExecutorConfig("float32", devices, (TOKENS,), ROWS, 64, cache, None, None)
     programs = Programs(decoder, config, mesh)
     return collectives(programs._lower()[name]().compile())

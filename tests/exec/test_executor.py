@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError, ConfigError
 from orca_jax.exec.cache import page_bytes, size_cache
@@ -19,6 +20,7 @@ from orca_jax.exec.expected import context_factor
 from orca_jax.exec.sampling.programs import plain_kinds
 from orca_jax.exec.stage import StageModel
 from orca_jax.model.load import random_decoder, tensor_mesh
+from orca_jax.model.stages import whole
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 from orca_jax.startup import StartTimes
@@ -59,7 +61,7 @@ def make_executor(
     program_cache: str, devices: int = 1, buckets: tuple[int, ...] = (4, 8), strict: bool = False
 ) -> JaxExecutor:
     decoder, mesh = decoder_on(devices)
-    cache = CacheConfig(num_pages=NUM_PAGES, page_size=8, dtype="float32")
+    cache = CacheConfig(one_group(MODEL.layer_caches), (NUM_PAGES,), 8, "float32")
     config = ExecutorConfig("float32", devices, buckets, 4, 64, cache, "xla", program_cache, strict)
     return JaxExecutor([StageModel(decoder, mesh)], MODEL, config)
 
@@ -248,12 +250,13 @@ def test_close_frees_the_cache(program_cache: str) -> None:
 def test_the_cache_has_as_many_pages_as_fit_and_no_more_than_rows_can_use() -> None:
     one = page_bytes(MODEL, 8, "float32")
     assert one == 2 * 3 * 4 * 8 * 8 * 4
-    sized = size_cache(MODEL, page_size=8, dtype="float32", memory=20 * one + 5, num_rows=4, max_model_len=64)
-    assert sized.num_pages == 20
-    plenty = size_cache(MODEL, page_size=8, dtype="float32", memory=1000 * one, num_rows=4, max_model_len=60)
-    assert plenty.num_pages == -(-4 * (60 + 7) // 8), "four full rows and what reservations waste"
+    form, spans = CacheConfig(one_group(MODEL.layer_caches), (), 8, "float32"), [whole(MODEL)]
+    sizes = {"num_rows": 4, "max_model_len": 64, "longest": 8}
+    assert size_cache(form, spans, memory=20 * one + 5, **sizes).num_blocks == (20,)
+    plenty = size_cache(form, spans, memory=1000 * one, **sizes | {"max_model_len": 60})
+    assert plenty.num_blocks == (-(-4 * (60 + 7) // 8),), "four full rows and what reservations waste"
     with pytest.raises(ConfigError, match="lower max_model_len"):
-        size_cache(MODEL, page_size=8, dtype="float32", memory=3 * one, num_rows=4, max_model_len=64)
+        size_cache(form, spans, memory=3 * one, **sizes)
 
 
 def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cache: str) -> None:
@@ -261,7 +264,7 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cac
     decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)
     table = decoder.embedding.table
     table[...] = table[...].at[7].set(np.nan)
-    cache = CacheConfig(NUM_PAGES, page_size=8, dtype="float32")
+    cache = CacheConfig(one_group(MODEL.layer_caches), (NUM_PAGES,), 8, "float32")
     config = ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, None, program_cache)
     executor = JaxExecutor([StageModel(decoder, mesh)], MODEL, config)
     result = executor.collect(

@@ -3,19 +3,20 @@
 import numpy as np
 import pytest
 
+from orca_jax.cache_spec import LayerCache, PageShape, one_group
 from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.expected import LaunchTimes
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.probe import probe
 
 ROWS, LENGTH = 4, 64
+GROUPS = one_group([LayerCache(PageShape(2, 8))])
 
 
 def probed(size: int, **changes: int) -> dict[str, np.ndarray]:
     settings = {"num_pages": 20, "length": LENGTH, **changes}
-    config = ExecutorConfig(
-        "float32", 1, (size,), ROWS, settings["length"], CacheConfig(settings["num_pages"], 8, "float32")
-    )
+    cache = CacheConfig(GROUPS, (settings["num_pages"],), 8, "float32")
+    config = ExecutorConfig("float32", 1, (size,), ROWS, settings["length"], cache)
     layout = Layout(size, ROWS, settings["length"] // 8)
     return layout.views(probe(layout, config))
 

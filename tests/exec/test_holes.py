@@ -16,6 +16,7 @@ from flax import nnx
 from orca_jax.assembly import resolve
 from orca_jax.assembly.executor import PlacedStage
 from orca_jax.assembly.scheduler import num_rows
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import cache_shape, largest_stack, workspace_bytes
@@ -160,7 +161,8 @@ def test_the_check_of_a_device_allocates_its_pages(
     for rows in steps.ROWS:
         num_pages, beside = model.pages_that_fit(rows, rows, 1084), BestFit(memory.largest)
         assert num_pages > 0
-        config = CacheConfig(num_pages, steps.PAGE_SIZE, "bfloat16", "packed")
+        groups = one_group(model.config.layer_caches)
+        config = CacheConfig(groups, (num_pages,), steps.PAGE_SIZE, "bfloat16", "packed")
         allocate_pages(beside, model.config, config, workspace_bytes(model.config, rows, rows, 1084))
     assert weights is not None, "held until here"
 

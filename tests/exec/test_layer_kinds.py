@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.exec.cache import allocate_cache
 from orca_jax.exec.layers import flatten_module, make_layers, window_of_layer
@@ -34,7 +35,7 @@ def test_every_form_of_the_layers_is_the_same_model(name: str, form: str) -> Non
     if form != "scanned":
         decoder.unstack(switched=form == "switched")
     model, tokens = decoder.config, len(ids)
-    cache = CacheConfig(NUM_PAGES, PAGE_SIZE, "float32")
+    cache = CacheConfig(one_group(model.layer_caches), (NUM_PAGES,), PAGE_SIZE, "float32")
     config = ExecutorConfig("float32", 1, (tokens,), 1, 64, cache, "xla")
     structure, weights = flatten_module(decoder)
     layers = jax.jit(make_layers(structure, model, config, mesh))

@@ -13,6 +13,7 @@ from flax import nnx
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.assembly.engine import build_engine
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec import programs
@@ -240,6 +241,14 @@ def test_the_store_of_programs_has_none_of_them(is_own: bool, example: Path, mon
     source, name = (example, EXAMPLE) if is_own else (REFERENCE / "qwen3", None)
     mesh = mesh_of(1)
     shapes = prepare_load(source, dtype="float32", config=read_model_config(source, name)).shapes(mesh)
-    config = ExecutorConfig("float32", 1, (4,), 2, 32, CacheConfig(4, 16, "float32"), compile_cache="kept")
+    config = ExecutorConfig(
+        "float32",
+        1,
+        (4,),
+        2,
+        32,
+        CacheConfig(one_group(shapes.config.layer_caches), (4,), 16, "float32"),
+        compile_cache="kept",
+    )
     programs.Programs(shapes, config, mesh).compile(lambda *_: None, StartTimes())
     assert directories == [None if is_own else "kept"]

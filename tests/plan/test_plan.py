@@ -99,7 +99,7 @@ def test_pages_are_those_of_the_engine(tensor: int, stages: int, monkeypatch: py
     cache = resolve(config, TINY, LENGTH, placed).cache
     kind = Accelerator("cpu", memory / number, 0, 0, 0, number, "this machine")
     planned = fit(TINY, Split(tensor, stages), kind, replace(DEMAND, max_num_seqs=16, utilization=0.9))
-    assert (planned.shortage, planned.num_pages) == (0, cache.num_pages)
+    assert (planned.shortage, planned.num_pages) == (0, cache.num_blocks[0])
 
 
 def test_rows_and_length_are_chosen_by_memory() -> None:

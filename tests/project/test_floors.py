@@ -17,7 +17,7 @@ FACTS = frozenset({"cache_spec", "checks", "errors", "config", "request", "start
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "checks": frozenset({"errors"}),
-    "config": frozenset({"checks", "errors"}),
+    "config": frozenset({"cache_spec", "checks", "errors"}),
     "request": frozenset({"checks", "errors"}),
     "cache_spec": frozenset(),
     "step": frozenset({"request"}),

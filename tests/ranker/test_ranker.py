@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bundled import demo_directory, ranker_directory
+from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
@@ -148,7 +149,8 @@ def test_a_ranker_of_other_types_than_floats_is_refused(tmp_path: Path, dtype: t
 
 def test_settings_that_name_one(tmp_path: Path) -> None:
     """The bundled ranker fits the demo model. Another vocabulary and a missing directory are errors."""
-    model, cache = read_model_config(str(demo_directory())), CacheConfig(64, 16, "float32")
+    model = read_model_config(str(demo_directory()))
+    cache = CacheConfig(one_group(model.layer_caches), (64,), 16, "float32")
     config = EngineConfig(scheduler="chunked", scheduling_policy="shortest", length_predictor="demo")
     _, pool = build_scheduling(config, model, 256, cache, 64)
     assert pool.predictor.name == "learned"
