@@ -10,12 +10,28 @@ from msgspec import UNSET, UnsetType
 
 from orca_jax.link.admission import Deadlines
 from orca_jax.openai.answer import DONE, KEEP_ALIVE, error_event
-from orca_jax.openai.conversation import ToolRules, render_conversation, structured_answer, tool_rules, unread_fields
+from orca_jax.openai.conversation import (
+    ToolRules,
+    render_conversation,
+    share_of_tools,
+    structured_answer,
+    tool_rules,
+    unread_fields,
+)
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece, whole_parts
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.params import bad_words_of, check_fields, engine_requests, salt_of, truncated, urgency_of
+from orca_jax.openai.params import (
+    bad_words_of,
+    check_fields,
+    cut_limit,
+    engine_requests,
+    room_of,
+    salt_of,
+    truncated,
+    urgency_of,
+)
 from orca_jax.openai.schema.answers import (
     AnswerMessage,
     ChatChoice,
@@ -48,10 +64,10 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         ApiError: a field is wrong.
     """
     _check(service, call)
-    rules = tool_rules(call, service.model.tool_call_parser)
+    rules = tool_rules(call, service)
     structured = structured_answer(call, rules)
     make_parser = _streamed_call(call) or rules.make_parser
-    prompt = truncated(await prompt_of(service, call, rules), call, service.model.context)
+    prompt = await _fitting_prompt(service, call, rules)
     requests = engine_requests(
         service,
         call,
@@ -82,7 +98,8 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         parallel_calls=call.parallel_tool_calls is not False,
         has_short_call_ids=service.model.tool_call_parser == "mistral",
         renamed=_renamed(call),
-        ignored=unread_fields(service, call),
+        ignored=(*unread_fields(service, call), *rules.ignored),
+        cut_limit=cut_limit(call, requests),
     )
 
 
@@ -90,6 +107,20 @@ async def prompt_of(service: Service, call: ChatRequest, rules: ToolRules) -> Pr
     """The prompt of a call, of any length. Raises ApiError."""
     text = await render_conversation(service, call.messages, rules.shown, call)
     return Prompt(text, await service.encode(text, "messages", bool(call.add_special_tokens)))
+
+
+async def _fitting_prompt(service: Service, call: ChatRequest, rules: ToolRules) -> Prompt:
+    """The prompt, truncated if the call asks for it. A refusal for its length says how much of it is tools."""
+    try:
+        prompt = truncated(await prompt_of(service, call, rules), call, service.model.context)
+        room_of(service.model, len(prompt.ids), call)
+    except ApiError as error:
+        if not rules.shown or error.code != "context_length_exceeded" or error.param != call.prompt_name:
+            raise
+        share = await share_of_tools(service, call, rules.shown)
+        message = f"{error.message}; {share}: send fewer of them, or shorter descriptions"
+        raise ApiError(error.status, message, error.param, code=error.code) from None
+    return prompt
 
 
 def _streamed_call(call: ChatRequest) -> Callable[[], ToolParser] | None:

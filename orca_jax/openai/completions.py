@@ -17,6 +17,7 @@ from orca_jax.openai.params import (
     bad_words_of,
     check_fields,
     check_ids,
+    cut_limit,
     engine_requests,
     salt_of,
     truncated,
@@ -81,6 +82,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
         keeps_ids=num_logprobs is not None or num_prompt_logprobs is not None or bool(call.return_token_ids),
         scores_only=call.max_tokens == 0,
         renamed={"structured_outputs": "response_format"} if call.structured_outputs is None else None,
+        cut_limit=cut_limit(call, requests),
     )
 
 

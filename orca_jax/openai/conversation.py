@@ -11,12 +11,14 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.chat import (
     AllowedTools,
+    AssistantMessage,
     ChatMessage,
     ChatRequest,
     DeveloperMessage,
     NamedTool,
     SystemMessage,
     Tool,
+    ToolMessage,
     UserMessage,
     content_text,
     plain_messages,
@@ -37,6 +39,7 @@ class ToolRules(NamedTuple):
     shown: list[PlainTool]  # passed to the chat template
     structured: StructuredOutput | None = None  # form of the text, if a call is forced
     make_parser: Callable[[], ToolParser] | None = None  # makes a parser of calls for each choice
+    ignored: tuple[str, ...] = ()  # fields without effect on this model
     shows_special_tokens: bool = False  # the markers of calls may be special tokens
 
 
@@ -47,6 +50,7 @@ async def render_conversation(
     call: ChatRequest | TokenizeRequest,
 ) -> str:
     """The prompt of a conversation, from the chat template. Raises ApiError."""
+    _check_shown(service, messages)
     template = service.model.template
     variables = {
         name: value
@@ -96,6 +100,18 @@ def _paragraphs(messages: Sequence[ChatMessage]) -> str:
     return "\n\n".join(text for message in messages if (text := content_text(message.content)))
 
 
+async def share_of_tools(service: Service, call: ChatRequest, shown: Sequence[PlainTool]) -> str:
+    """The size of the tools in a prompt, in words: in tokens, or in characters if it is too long to count them."""
+    texts = [await render_conversation(service, call.messages, tools, call) for tools in (shown, [])]
+    try:
+        whole, plain = map(len, await service.encode_all(texts, "messages", False))
+        unit = "tokens"
+    except ApiError:
+        whole, plain = map(len, texts)
+        unit = "characters"
+    return f"{whole - plain} of these {unit} are {len(shown)} tools"
+
+
 def unread_fields(service: Service, call: ChatRequest) -> tuple[str, ...]:
     """The fields of a call for the chat template, without those used by it."""
     given = [name for name in TEMPLATE_FIELDS if getattr(call, name) is not None]
@@ -103,12 +119,8 @@ def unread_fields(service: Service, call: ChatRequest) -> tuple[str, ...]:
     return tuple(name for name in given if template is None or not template.reads(name))
 
 
-def tool_rules(call: ChatRequest, parser_name: str | None) -> ToolRules:
+def tool_rules(call: ChatRequest, service: Service) -> ToolRules:
     """The rules given by `tools` and `tool_choice`.
-
-    Args:
-        call: the call.
-        parser_name: the format of calls by the model's own choice, one of `DIALECTS`; None if it is not known.
 
     Raises:
         ApiError: the fields contradict each other, or they require `--tool-call-parser`.
@@ -127,7 +139,7 @@ def tool_rules(call: ChatRequest, parser_name: str | None) -> ToolRules:
         if choice == "none":
             return ToolRules([])
         if choice is None or choice == "auto":
-            return _by_the_model(tools, parser_name)
+            return _by_the_model(tools, service)
         plain: str | dict[str, Any] = msgspec.to_builtins(choice) if isinstance(choice, NamedTool) else choice
         schema = forced_tools_schema(tools, plain, parallel=call.parallel_tool_calls is not False)
     except RequestError as error:
@@ -144,6 +156,20 @@ def structured_answer(call: ChatRequest, rules: ToolRules) -> StructuredOutput |
     raise ApiError(
         400, f'{name} cannot be combined with tool calls: set tool_choice to "none", or leave out {name}', name
     )
+
+
+def _check_shown(service: Service, messages: Sequence[ChatMessage]) -> None:
+    """Refuse messages that the chat template would leave out. Raises ApiError."""
+    shown = service.model.shown
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage) and not shown.results:
+            name, what = f"messages[{index}].role", "messages of the role tool"
+        elif isinstance(message, AssistantMessage) and message.tool_calls and not shown.calls:
+            name, what = f"messages[{index}].tool_calls", "messages with tool calls"
+        else:
+            continue
+        text = f"{name}: the chat template of this model leaves out {what}; send their text in a user message"
+        raise ApiError(400, text, name, code="unsupported_parameter")
 
 
 def plain_tools(tools: Sequence[Tool | PlainTool]) -> list[PlainTool]:
@@ -165,7 +191,13 @@ def _allowed(tools: list[PlainTool], choice: AllowedTools) -> list[PlainTool]:
     return found
 
 
-def _by_the_model(tools: list[PlainTool], parser_name: str | None) -> ToolRules:
+def _by_the_model(tools: list[PlainTool], service: Service) -> ToolRules:
+    parser_name = service.model.tool_call_parser
+    if not service.model.shown.tools:  # the prompt is the same without them, and to call none is a valid choice
+        service.warn_once(
+            "the chat template of this model shows no tools, so calls with tools are answered without them"
+        )
+        return ToolRules([], ignored=("tools",))
     if parser_name is None:
         message = (
             'tool_choice "auto", the default with tools, requires a server with --tool-call-parser, since the chat '

@@ -56,6 +56,7 @@ class Job:
     has_short_call_ids: bool = False  # nine characters, the only ids that Mistral's templates accept
     renamed: dict[str, str] | None = None  # parameter name of the engine -> field name in the call, if different
     ignored: Sequence[str] = ()  # fields without effect on this model
+    cut_limit: int | None = None  # of generated tokens, if that of the call is larger than the rest of the context
 
 
 class Piece(NamedTuple):

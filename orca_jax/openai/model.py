@@ -20,7 +20,7 @@ from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.template import ChatTemplate, load_chat_template
-from orca_jax.text.template_trials import keeps_late_system
+from orca_jax.text.template_trials import ALL_SHOWN, Shown, keeps_late_system, shown_by
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
 from orca_jax.text.tools import inferred_parser
 
@@ -43,6 +43,7 @@ class Model:
     dimensions: tuple[int, ...] | None = None  # of shortened embeddings: () for any, None for none
     tool_call_parser: str | None = None  # the format of the model's own tool calls; None if it is not known
     keeps_late_system: bool = False  # the chat template renders system messages after other messages
+    shown: Shown = ALL_SHOWN  # by the chat template
 
 
 class AdapterPlace(NamedTuple):
@@ -72,6 +73,7 @@ class Service:
         self._model: Model | None = None
         self._ready: Ready | None = None
         self._threads = EncodingThreads()
+        self._warnings: set[str] = set()
 
     async def set_ready(self, ready: Ready) -> None:
         """Load tokenizer, chat template and defaults of the engine's model. Raises ConfigError."""
@@ -99,11 +101,23 @@ class Service:
             raise engine_gone("the model is still loading")
         return self._model
 
+    def warn_once(self, message: str) -> None:
+        """Log a message, unless it was logged before."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            logger.warning("%s", message)
+
     def check_model(self, name: str | None) -> None:
         """Raise ApiError if no model or adapter of this name is served. None stands for the served model."""
         if name is not None and name not in self.names and name not in self.adapters:
             lost = self.client.adapters.lost.get(name)
-            message = f"the model {name!r} does not exist" if lost is None else f"the adapter {name!r} is lost: {lost}"
+            served = ", ".join(map(repr, [*self.names, *self.adapters]))
+            message = f"the adapter {name[:100]!r} is lost: {lost}"
+            if lost is None:
+                message = (
+                    f"the model {name[:100]!r} does not exist; --served-model-name gives the model further names; "
+                    f"this server has {served}"
+                )
             raise ApiError(404, message, "model", code="model_not_found")
 
     def adapter_of(self, name: str | None) -> str | None:
@@ -227,6 +241,7 @@ def _load(ready: Ready, config: ServerConfig) -> Model:
         context=min(ready.max_model_len, ready.n_slots),
         tool_call_parser=_tool_call_parser(template, config),
         keeps_late_system=template is not None and keeps_late_system(template),
+        shown=ALL_SHOWN if template is None else shown_by(template),
         dimensions=_dimensions(ready.source),
     )
 

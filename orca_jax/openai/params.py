@@ -28,6 +28,8 @@ PLAIN = tuple(
 )
 """Fields of a call with the same name and form in `SamplingParams`."""
 
+MAX_NAMED = 50  # wrong ids that an error names
+
 type CompletionCall = CompletionRequest | ChatRequest
 type AnyCall = CompletionCall | EmbeddingRequest
 
@@ -65,8 +67,9 @@ def check_ids(model: Model, ids: Sequence[int], param: str) -> None:
     """Raise ApiError if an id is not in the model's vocabulary."""
     vocab_size = model.vocab_size
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        wrong = next(i for i in ids if not 0 <= i < vocab_size)
-        raise ApiError(400, f"{param} contains id {wrong}, but the model's vocabulary has only {vocab_size} ids", param)
+        wrong = [i for i in ids if not 0 <= i < vocab_size][:MAX_NAMED]
+        named = f"id{'s' if len(wrong) > 1 else ''} {', '.join(map(str, wrong))}"
+        raise ApiError(400, f"{param} contains {named}, but the model's vocabulary has only {vocab_size} ids", param)
 
 
 def urgency_of(call: AnyCall, caller: str | None) -> Urgency:
@@ -81,12 +84,23 @@ def salt_of(service: Service, call: AnyCall, caller: str | None) -> str:
 
 
 def truncated(prompt: Prompt, call: CompletionCall, context: int) -> Prompt:
-    """The prompt, or its last tokens if the call sets `truncate_prompt_tokens`."""
+    """The prompt, or its last tokens if the call sets `truncate_prompt_tokens`.
+
+    Raises:
+        ApiError: the prompt shall leave room for an answer that fills the context.
+    """
     keep = call.truncate_prompt_tokens
     if keep is None:
         return prompt
     if keep < 0:
-        keep = max(1, context - max(1, call.limit or 0))
+        limit = max(1, call.limit or 0)
+        if limit >= context:
+            message = (
+                f"{call.limit_name} must be less than the context of {context} tokens with truncate_prompt_tokens: -1, "
+                f"which leaves room for it, got {limit}"
+            )
+            raise ApiError(400, message, call.limit_name, code="context_length_exceeded")
+        keep = context - limit
     return prompt if len(prompt.ids) <= keep else Prompt(None, prompt.ids[-keep:])
 
 
@@ -144,24 +158,30 @@ def _params(fields: Mapping[str, Any], max_tokens: int, choice: int) -> Sampling
     return SamplingParams(max_tokens=max_tokens, **fields)
 
 
-def _max_tokens(model: Model, num_prompt: int, call: CompletionCall) -> int:
-    """The maximum number of generated tokens. Only a default is reduced to fit the context. Raises ApiError."""
+def room_of(model: Model, num_prompt: int, call: CompletionCall) -> int:
+    """The number of tokens that a prompt leaves for the answer. Raises ApiError if there is none."""
     room = model.context - num_prompt
-    start = f"this model's maximum context length is {model.context} tokens, and"
     if num_prompt == 0:
         raise ApiError(400, f"{call.prompt_name} must contain at least one token", call.prompt_name)
     if room < 1:
-        message = f"{start} the prompt has {num_prompt}; at least one must be left for the answer"
-        raise ApiError(400, message, call.prompt_name, code="context_length_exceeded")
-    if call.limit == UNLIMITED:
-        return room
-    if call.limit is None:
-        default = model.defaults.get("max_tokens", call.default_limit)
-        return room if default is None else min(int(default), room)
-    if call.limit > room:
         message = (
-            f"{start} you asked for {num_prompt + call.limit}: {num_prompt} in the prompt, "
-            f"{call.limit} as {call.limit_name}"
+            f"this model's maximum context length is {model.context} tokens, and the prompt has {num_prompt}; "
+            "at least one must be left for the answer"
         )
-        raise ApiError(400, message, call.limit_name, code="context_length_exceeded")
-    return max(1, call.limit)  # 0 only scores the prompt; the one token that is generated is dropped
+        raise ApiError(400, message, call.prompt_name, code="context_length_exceeded")
+    return room
+
+
+def cut_limit(call: CompletionCall, requests: Sequence[Submit]) -> int | None:
+    """The limit of generated tokens if that of the call is larger than the rest of the context, else None."""
+    limit = min([request.params.max_tokens for request in requests])
+    return limit if call.limit is not None and call.limit > limit else None
+
+
+def _max_tokens(model: Model, num_prompt: int, call: CompletionCall) -> int:
+    """The maximum number of generated tokens, reduced to the rest of the context. Raises ApiError."""
+    room = room_of(model, num_prompt, call)
+    limit = model.defaults.get("max_tokens", call.default_limit) if call.limit is None else call.limit
+    if limit is None or limit == UNLIMITED:
+        return room
+    return min(max(1, int(limit)), room)  # 0 only scores the prompt; the one token that is generated is dropped

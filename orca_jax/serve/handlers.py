@@ -13,7 +13,7 @@ from orca_jax.openai import embeddings
 from orca_jax.openai.answer import Renderer, whole_answer
 from orca_jax.openai.endpoints import Endpoint
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import ClientGone, Generation
+from orca_jax.openai.generation import ClientGone, Generation, Job
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema import embedding_parser
 from orca_jax.openai.schema.parse import BodyParser
@@ -22,6 +22,7 @@ from orca_jax.serve.events import WEIGHT_VERSION, EventStream, Silence, version_
 
 LARGE_BODY = 256 * 1024  # bytes; a thread parses longer bodies
 IGNORED_FIELDS = "x-orca-ignored-fields"  # header of an answer
+CUT_LIMIT = "x-orca-max-tokens"  # header of an answer: the limit, if that of the call exceeds the context
 OTHER_FIELD = "other"  # label of the metric for fields that only --unknown-fields accepts
 MAX_NAMES, MAX_NAMED = 32, 64  # names in the header, and characters of each
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
@@ -33,7 +34,7 @@ async def complete(endpoint: Endpoint, service: Service, request: Request) -> Re
     service.check_model(call.model)
     state = request.scope["state"]
     job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
-    headers = report_ignored(service, Ignored((*ignored.known, *job.ignored), ignored.unknown))
+    headers = headers_of(service, job, ignored)
     renderer = endpoint.renderer(service.model.tokenizer, job, call)
     generation = Generation(service, job)
     if call.stream:
@@ -75,6 +76,12 @@ async def read_request[T: msgspec.Struct](
     body = await read_json_body(request, service.config.max_body_bytes)
     parse = partial(parser.parse, body, ignores_unknown=service.config.unknown_fields == "ignore")
     return parse() if len(body) < LARGE_BODY else await asyncio.to_thread(parse)
+
+
+def headers_of(service: Service, job: Job, ignored: Ignored) -> dict[str, str]:
+    """The headers that name what an answer leaves out: ignored fields, and a limit beyond the context."""
+    headers = report_ignored(service, Ignored((*ignored.known, *job.ignored), ignored.unknown))
+    return headers if job.cut_limit is None else headers | {CUT_LIMIT: str(job.cut_limit)}
 
 
 def report_ignored(service: Service, ignored: Ignored) -> dict[str, str]:

@@ -12,8 +12,7 @@ from orca_jax.openai.params import check_ids
 from orca_jax.openai.schema import detokenize_parser, tokenize_parser
 from orca_jax.openai.schema.components import MESSAGES_ONLY
 from orca_jax.openai.schema.tokens import Detokenized, Rendered, Tokenized, TokenizeRequest
-from orca_jax.openai.schema.tolerant import Ignored
-from orca_jax.serve.handlers import read_request, report_ignored
+from orca_jax.serve.handlers import headers_of, read_request, report_ignored
 from orca_jax.serve.models import json_response
 
 
@@ -44,8 +43,7 @@ async def render(endpoint: Endpoint, service: Service, request: Request) -> Resp
     state = request.scope["state"]
     job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
     answers = [Rendered(request_id=job.id, token_ids=prompt.ids, model=job.model) for prompt in job.prompts]
-    names = report_ignored(service, Ignored((*ignored.known, *job.ignored), ignored.unknown))
-    return json_response(answers if endpoint.has_prompts else answers[0], headers=names)
+    return json_response(answers if endpoint.has_prompts else answers[0], headers=headers_of(service, job, ignored))
 
 
 async def _encode(service: Service, call: TokenizeRequest) -> list[int]:

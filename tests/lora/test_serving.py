@@ -95,8 +95,9 @@ def config(tmp_path: Path) -> ServerConfig:
 
 def test_adapters_are_chosen_by_the_name_of_the_model(config: ServerConfig) -> None:
     async def act(http: httpx.AsyncClient, observer: ServerObserver) -> None:
-        load = {"lora_name": "mine", "lora_path": "one"}
+        load = {"lora_name": "mine", "lora_path": "one", "lora_int_id": 7}
         done = await http.post("/v1/load_lora_adapter", json=load)
+        assert done.headers["x-orca-ignored-fields"] == "lora_int_id"
         assert (done.status_code, done.text) == (200, "Success: LoRA adapter 'mine' added successfully.")
         answers = await asyncio.gather(*(complete(http, model) for model in (TOY, "start", "mine") * 3))
         for one, (name, number) in zip(

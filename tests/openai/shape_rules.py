@@ -111,6 +111,8 @@ def check_chat_logprobs(request: Mapping[str, Any], logprobs: ChatLogprobs | Non
 def is_forced(request: Mapping[str, Any]) -> bool:
     """Whether the request demands a call."""
     choice = request.get("tool_choice")
+    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        return bool(choice["allowed_tools"]["mode"] == "required")
     return choice == "required" or isinstance(choice, dict)
 
 

@@ -93,6 +93,7 @@ def test_only_served_models(server: Server, path: str) -> None:
     answer = server.http.post(path, json={**body, "model": "nobody"})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (404, "model", "model_not_found")
+    assert repr(MODEL) in error["message"] and "--served-model-name" in error["message"]
 
 
 @pytest.mark.conforms("chat.max_completion_tokens")

@@ -35,7 +35,7 @@ def test_calls_without_a_flag(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert "read as hermes" in caplog.text and "--tool-call-parser" in caplog.text
     assert "tool_calls" not in message_of(chat(saying(CALL), MISTRAL, tools=TOOLS)[0]), "the flag wins"
     template = tmp_path / "template.jinja"
-    template.write_text("{{ messages[0].content }}", encoding="utf-8")
+    template.write_text("{{ tools | tojson }}{{ messages[0].content }}", encoding="utf-8")
     unknown = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
     for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": only("weather")}):
         error = error_of(chat(saying(CALL), unknown, tools=TOOLS, **fields)[0])

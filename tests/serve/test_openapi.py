@@ -86,7 +86,7 @@ def test_limits_are_the_models(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["CompletionRequest"]["properties"]["model"]["enum"] == [MODEL, None]
     assert schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"] == VOCAB_SIZE - 1
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 8192}
+    body = {"model": MODEL, "prompt": "x", "min_tokens": 8193}
     assert not fits(schemas["CompletionRequest"], body, document)
     assert "x-limit" not in str(document)
 

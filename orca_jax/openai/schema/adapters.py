@@ -3,7 +3,7 @@
 import msgspec
 
 from orca_jax.openai.schema.parse import BodyParser
-from orca_jax.openai.schema.unused import NOTHING
+from orca_jax.openai.schema.unused import ADAPTER
 
 
 class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,5 +19,5 @@ class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True):
     lora_name: str
 
 
-load_parser = BodyParser(LoadAdapterRequest, NOTHING)
-unload_parser = BodyParser(UnloadAdapterRequest, NOTHING)
+load_parser = BodyParser(LoadAdapterRequest, ADAPTER)
+unload_parser = BodyParser(UnloadAdapterRequest, ADAPTER)

@@ -138,7 +138,9 @@ def _invalid(error: msgspec.ValidationError, values: Mapping[str, Any]) -> ApiEr
 
 
 def _wrong_bias(biases: Mapping[str, object]) -> str | None:
-    """The first wrong entry in words; None if the map as a whole is wrong."""
+    """All wrong keys in words, else the first wrong value; None if the map as a whole is wrong."""
+    keys: list[str] = []
+    values: list[str] = []
     for key, value in biases.items():
         try:
             msgspec.convert({key: value}, BIAS, str_keys=True)
@@ -146,9 +148,13 @@ def _wrong_bias(biases: Mapping[str, object]) -> str | None:
             what, _, path = str(error).partition(" - at ")
             quoted = msgspec.json.encode(key[:100]).decode()
             if "key" in path:
-                return f"the key {quoted} is not a token id such as 50256"
-            return f"the value of {quoted}: {lowered(what)}"
-    return None
+                keys.append(quoted)
+            else:
+                values.append(f"the value of {quoted}: {lowered(what)}")
+    if keys:
+        name = "keys" if len(keys) > 1 else "key"
+        return f"the {name} {', '.join(keys)} must be token ids such as 50256"
+    return values[0] if values else None
 
 
 def _param(path: str) -> str | None:

@@ -31,7 +31,7 @@ def within(known: Range, **schema: Any) -> Meta:
 TokenId = Annotated[int, within(TOKEN_ID, **{"x-limit": "vocab_size"})]
 AnyTokenCount = Annotated[int, Meta(ge=0, le=INT64, extra_json_schema={"x-limit": "context"})]
 UNLIMITED = -1  # as a maximum of tokens, as in llama.cpp: the rest of the context
-TokenLimit = Annotated[int, Meta(ge=UNLIMITED, le=INT64, extra_json_schema={"x-limit": "context"})]
+TokenLimit = Annotated[int, Meta(ge=UNLIMITED, le=INT64)]
 BiasKeys = Meta(max_length=MAX_LOGIT_BIAS, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}})
 BIAS = dict[TokenId, Annotated[float, within(RANGES["logit_bias"])]]
 NumLogprobs = Annotated[int, within(RANGES["logprobs"])]

@@ -202,6 +202,10 @@ TOKENIZE: UnusedFields = {
     "chat_template": CHAT["chat_template"],
 }
 
+ADAPTER: UnusedFields = {
+    "lora_int_id": ignored("an adapter is known by its name"),  # vLLM
+}
+
 NOTHING: UnusedFields = {}
 
 
