@@ -1,1 +1,1 @@
-"""Measurements around the package: the reproduction of the paper's evaluation. It is not in the wheel."""
+"""Measurements of this project: the paper's evaluation, parts of the engine, other engines. It is not in the wheel."""

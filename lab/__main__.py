@@ -1,27 +1,44 @@
 """`python -m lab COMMAND [flags]`: measurements around the package; `--help` lists them."""
 
-import importlib
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
+from orca_jax.bench.commands import Command, command_parser, run_command
 from orca_jax.flags import FlagParser, run_program
 
-
-class Command(NamedTuple):
-    """A command: its module, with `add_args` and with `run`, which returns the exit status; and its line of help."""
-
-    module: str
-    help: str
-
-
 COMMANDS = {
+    "batch": Command("lab.batch", "overhead of a batch file over the same requests sent to the engine directly"),
+    "batch_memory": Command("lab.batch_memory", "peak memory of batch runs of different lengths"),
     "beyond": Command("lab.paper.beyond", "tails, sensitivities and later schedulers with the paper's workload"),
     "control": Command("lab.control_plane", "plans to another process by ZeroMQ and by a collective"),
     "fit": Command("lab.paper.held_out", "fit one pair of shares to 101B and 341B, to predict 175B"),
+    "foresight": Command("lab.length_prediction", "latency with each length predictor, on word problems"),
+    "held_out": Command("lab.simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),
+    "host": Command("lab.host_time", "host time and device idle time per iteration"),
+    "load": Command("lab.loading.command", "time and memory of loading weights, against a plain read"),
+    "lora": Command("lab.lora.command", "cost of adapters in one batch", "lab.lora.flags"),
     "overlay": Command("lab.reproduce.overlay", "draw all figures over the paper's points on one page"),
     "pages": Command("lab.pages", "write the numbers of the pages again, from the recorded results"),
+    "paper_real": Command("lab.real.command", "the paper's Figures 9, 10 and 11 on a real engine"),
+    "peers": Command("lab.peers.command", "throughput and latency beside other engines on the same requests"),
+    "plan_messages": Command("lab.hosts.control", "time to send plans to workers"),
+    "predict": Command("lab.simulated.predict", "predict a recorded run from another one, and print the errors"),
+    "prefix": Command("lab.prefix_reuse", "hit rate, gain and cost of prefix caching"),
+    "products": Command(
+        "lab.quantisation.products",
+        "products of a few tokens with plain and quantised matrices",
+        "lab.quantisation.products_flags",
+    ),
+    "quantised": Command(
+        "lab.quantisation.quantised",
+        "quality, speed and memory of quantised weights and KV caches",
+        "lab.quantisation.quantised_flags",
+    ),
     "reproduce": Command("lab.reproduce.command", "the paper's Figures 8 to 11 and Table 1, with a verdict each"),
+    "speculation": Command(
+        "lab.speculation.command", "speculation against none: tokens per second and accepted proposals"
+    ),
+    "tracing": Command("lab.timeline_cost", "cost of --trace-file"),
     "whatif": Command("lab.reproduce.whatif", "Figure 10 with other numbers and other seeds"),
     "workers": Command("lab.workers", "throughput of a pipeline over its iterations in flight"),
 }
@@ -29,20 +46,13 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Return its exit status."""
-    words = sys.argv[1:] if argv is None else argv
-    parser = FlagParser(prog="python -m lab", description="Measurements around the package.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        if name not in words[:1]:
-            commands.add_parser(name, help=command.help)
-            continue
-        module = importlib.import_module(command.module)
-        flags = commands.add_parser(name, help=command.help, description=module.__doc__)
-        module.add_args(flags)
-        flags.set_defaults(run=module.run)
-    args = parser.parse_args(words)
-    status: int = args.run(args)
-    return status
+    return run_command(make_parser, argv)
+
+
+def make_parser(names: Collection[str] = tuple(COMMANDS)) -> FlagParser:
+    """Return the parser of all commands, with the flags of those in `names`; only their modules are imported."""
+    parser = FlagParser("python -m lab", description="Measurements around the package.")
+    return command_parser(parser, COMMANDS, names)
 
 
 if __name__ == "__main__":

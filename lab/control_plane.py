@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import zmq
 
+from lab.real.opening import surroundings
+from lab.real.page import machine_of, table
+from lab.real.quiet import Quiet
 from orca_jax.assembly.engine import build_engine
-from orca_jax.bench.real.opening import surroundings
-from orca_jax.bench.real.page import machine_of, table
-from orca_jax.bench.real.quiet import Quiet
 from orca_jax.cluster.launch import free_ports
 from orca_jax.cluster.messages import Iteration, decode_call, encode
 from orca_jax.cluster.sockets import bind, leader_socket, worker_socket
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     for way in WAYS:
         found[way] = {f"median_{name}_us": 1e6 * statistics.median(each) for name, each in taken[way].items()}
         found[way]["p99_trip_us"] = 1e6 * percentile(taken[way]["trip"], 99)
-    found = rounded(found | {"command": found["command"].replace("orca_jax.bench", "lab", 1)})
+    found = rounded(found)
     if args.record:
         write_file(RESULT, (json.dumps(found, indent=1) + "\n").encode())
     print(json.dumps(found))

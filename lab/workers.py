@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.real.opening import surroundings
+from lab.real.page import machine_of, table
+from lab.real.quiet import Quiet
 from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import reschedule, warm_up
-from orca_jax.bench.real.opening import surroundings
-from orca_jax.bench.real.page import machine_of, table
-from orca_jax.bench.real.quiet import Quiet
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
     config = EngineConfig(args.model, scheduler="orca", max_num_seqs=args.max_bs, max_model_len=sum(args.tokens),
                           progress=False)  # fmt: skip
     found = surroundings(config) | {"tokens": args.tokens, "num_requests": args.num_requests, "passes": args.passes}
-    found["command"] = found["command"].replace("orca_jax.bench", "lab", 1)
     found["pipelines"] = {str(stages): _apart(config, stages, args) for stages in args.stages}
     found["verdict"] = verdict(found)
     if args.record:

@@ -3,12 +3,14 @@
 import dataclasses
 import logging
 import typing
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.__main__ import main as lab
 from orca_jax.assembly.budget import launch_sizes, token_budget
 from orca_jax.assembly.engine import Built, build_engine
 from orca_jax.assembly.resolve import cache_directory
@@ -302,21 +304,21 @@ def test_a_flag_of_a_benchmark_without_effect_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("command", "flag"),
+    ("main", "command", "flag"),
     [
-        ("host", "--max-num-seqs 4"),
-        ("schedulers", "--scheduler orca"),
-        ("schedulers", "--trace-file x"),
-        ("prefix", "--trace-file x"),
-        ("foresight --log x", "--length-predictor demo"),
-        ("foresight --log x", "--scheduling-policy fcfs"),
+        (bench, "schedulers", "--scheduler orca"),
+        (bench, "schedulers", "--trace-file x"),
+        (lab, "host", "--max-num-seqs 4"),
+        (lab, "prefix", "--trace-file x"),
+        (lab, "foresight --log x", "--length-predictor demo"),
+        (lab, "foresight --log x", "--scheduling-policy fcfs"),
     ],
 )
 def test_a_benchmark_has_no_flag_that_it_sets_itself(
-    command: str, flag: str, capsys: pytest.CaptureFixture[str]
+    main: Callable[[Sequence[str]], int], command: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        bench([*command.split(), *flag.split()])
+        main([*command.split(), *flag.split()])
     assert caught.value.code == 2 and f"unrecognized arguments: {flag}" in capsys.readouterr().err
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from lab.paper.effort import Effort
 from lab.paper.places import Place, simulate
 from lab.paper.sweep import saturation
+from lab.paper.systems import parse_system
 from lab.policies import POLICIES
 from orca_jax.bench.paper.runs import Lengths, paper_lengths, poisson
-from orca_jax.bench.paper.systems import parse_system
 from orca_jax.bench.workload.files import read_azure
 from orca_jax.reporting import print_table, rounded, write_file
 from orca_jax.sim.gpt import LONGEST

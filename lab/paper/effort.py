@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+from lab.paper.systems import System
 from lab.policies import POLICIES
-from orca_jax.bench.paper.systems import System
 
 
 @dataclass(frozen=True)

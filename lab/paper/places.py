@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lab.paper.fits import FITTED, Fit
+from lab.paper.systems import System
 from lab.policies import POLICIES, Policy, Setting
 from orca_jax.bench.feed import advance
 from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, serve
-from orca_jax.bench.paper.systems import System
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.plan.accelerators import ACCELERATORS

@@ -4,17 +4,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lab.paper.curves import Point, between, rising, throughput_along, throughput_at
 from lab.paper.effort import Effort
 from lab.paper.fits import Fit
 from lab.paper.places import Place, simulate
 from lab.paper.points import largest
 from lab.paper.sweep import Curve, saturation
+from lab.paper.systems import parse_system
 from lab.policies import POLICIES
 from lab.reproduce.fig9 import normalised_ms
 from lab.reproduce.rows import Row
-from orca_jax.bench.paper.curves import Point, between, rising, throughput_along, throughput_at
 from orca_jax.bench.paper.runs import paper_lengths, poisson
-from orca_jax.bench.paper.systems import parse_system
 
 HEADLINE = ("orca(32)", "ft(1,1)")
 PAPER_HEADLINE = {"orca(32)": 6.81, "ft(1,1)": 0.185}

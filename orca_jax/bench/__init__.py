@@ -1,1 +1,1 @@
-"""Benchmarks of the engine, the server and the batch runner. Each prints a table, then one line of JSON."""
+"""Benchmarks of the engine and the server. Each prints a table, then one line of JSON."""

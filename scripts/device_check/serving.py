@@ -7,10 +7,10 @@ from functools import partial
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.steps import Model
 from device_check.trace import throughput, trace_of
+from lab.paper.systems import parse_system
+from lab.real.figures import figure_10
+from lab.real.laboratory import Laboratory
 from orca_jax.assembly.scheduler import build_scheduling
-from orca_jax.bench.paper.systems import parse_system
-from orca_jax.bench.real.figures import figure_10
-from orca_jax.bench.real.laboratory import Laboratory
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
@@ -38,7 +38,7 @@ def serve(what: str, setting: Setting, write: Write) -> None:
 
 
 def curves(what: str, setting: Setting, write: Write) -> None:
-    """Measure the paper's Figure 10 in short, as `python -m orca_jax.bench paper_real fig10` does."""
+    """Measure the paper's Figure 10 in short, as `python -m lab paper_real fig10` does."""
     for source in [setting.model] if setting.model else MODELS:
         about = {"figure": what, "model": source.removeprefix("preset:")}
         model = Model(setting, source)

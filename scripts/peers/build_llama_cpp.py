@@ -1,6 +1,6 @@
 """Builds the server of llama.cpp into the environment of this Python: `bin/llama-server`.
 
-    python -m orca_jax.bench peers --peer llama.cpp
+    python -m lab peers --peer llama.cpp
 
 runs this program once, in an environment that it makes. By hand, in an environment of its own:
 

@@ -1,7 +1,7 @@
 """The common code of the peers' programs: their flags, their inputs, and the passes over a workload.
 
 The programs run in environments of their own, with Python 3.11 or later, and import nothing of this project. Their
-inputs are files that `python -m orca_jax.bench peers --write DIR` writes: a workload as JSON, and a model directory.
+inputs are files that `python -m lab peers --write DIR` writes: a workload as JSON, and a model directory.
 
 By hand, a program runs --passes passes and prints a table and a line of JSON. With --on-request it is one side of a
 comparison: it prints `@peer {"ready": ...}` when the model is loaded and warm, then runs a pass for each line on

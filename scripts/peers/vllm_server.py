@@ -1,4 +1,4 @@
-"""Runs the server of vLLM for `python -m orca_jax.bench peers --online`: vLLM's OpenAI-compatible server, set up as in
+"""Runs the server of vLLM for `python -m lab peers --online`: vLLM's OpenAI-compatible server, set up as in
 `vllm_offline.py`.
 
 The engine is a process of its own, and computes on all --threads processors. By default vLLM would reserve one of them

@@ -55,7 +55,7 @@ def test_a_launch_of_one_process_is_refused(flags: list[str]) -> None:
 
 
 def test_the_benchmark_counts_the_messages() -> None:
-    command = [sys.executable, "-m", "orca_jax.bench", "control", "--rows", "4"]
+    command = [sys.executable, "-m", "lab", "plan_messages", "--rows", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     row = json.loads(done.stdout.splitlines()[-1])
     assert row["rows"] == 4

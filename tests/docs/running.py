@@ -4,7 +4,7 @@ from tests.docs.pages import SHELL, Block
 
 RUN_BY = {"docs/quickstart.md": "tests/project/test_quickstart.py"}
 NOT_RUN = {  # all blocks of these pages
-    "docs/benchmarks.md": "measurements of minutes to hours; tests/bench runs the commands on the toy",
+    "docs/benchmarks.md": "measurements of minutes to hours; tests/bench and tests/lab run the commands on the toy",
     "docs/paper.md": "measurements of minutes to hours; tests/lab/test_reproduce.py runs the commands on less",
     "docs/peers.md": "a measurement, and it installs other engines",
     "docs/deployment.md": "needs a container engine, a cluster or Ray; tests/deploy has the parts that need none",

@@ -7,7 +7,7 @@ import pytest
 
 from lab import control_plane
 from lab.control_plane import NUM_INPUT, NUM_OUTPUT, WAYS, measure, plans
-from orca_jax.bench.real.opening import surroundings
+from lab.real.opening import surroundings
 from orca_jax.cluster.messages import Iteration, decode_call
 from orca_jax.config import EngineConfig
 

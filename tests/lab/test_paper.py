@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from lab.paper.curves import Point, throughput_at
 from lab.paper.effort import Effort
 from lab.paper.fits import FITTED, one_pair
 from lab.paper.pipeline import figure_8, stage_times
 from lab.paper.places import Place, simulate
 from lab.paper.points import latency_errors, read_figure_10, saturation_error
+from lab.paper.systems import System, parse_system
 from lab.policies import POLICIES
 from lab.reproduce.fig9 import batch_ms
-from orca_jax.bench.__main__ import main
-from orca_jax.bench.paper.curves import Point, throughput_at
 from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, poisson
-from orca_jax.bench.paper.systems import System, parse_system
 from orca_jax.errors import ConfigError
 
 POINTS = """# read off a figure
@@ -146,11 +145,6 @@ def test_wrong_digitised_files(text: str, tmp_path: Path) -> None:
 def test_effort_follows_the_work() -> None:
     effort = Effort(requests=400)
     assert [effort.of(parse_system(name)) for name in ("orca(32)", "ft(1,1)", "ft(8,8)")] == [400, 400, 100]
-
-
-def test_the_old_command_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "fig10", "--digitised", "points.csv"]) == 2
-    assert "python -m lab reproduce fig10" in capsys.readouterr().err
 
 
 def test_batches_on_the_stages_of_figure_8() -> None:

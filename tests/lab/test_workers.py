@@ -8,7 +8,7 @@ import pytest
 
 from lab import workers
 from lab.__main__ import main
-from orca_jax.bench.real.opening import surroundings
+from lab.real.opening import surroundings
 from orca_jax.config import EngineConfig
 
 CPU = {"cpu": "a CPU", "cpu_flags": ["fma"], "devices": "2 x cpu"}

@@ -1,1 +1,1 @@
-"""The paper's evaluation by simulation: the engine and its schedulers on virtual devices (section 6)."""
+"""Runs of an engine over requests with the lengths of the paper's trace (section 6)."""

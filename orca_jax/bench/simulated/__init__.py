@@ -1,1 +1,1 @@
-"""Benchmarks on simulated devices: predictions from recorded timelines, and the host's own time."""
+"""Benchmarks on simulated devices: proposals of a replay, and the host's own time."""

@@ -1,0 +1,201 @@
+"""Compare with other engines on this machine, on the same weights and the same requests.
+
+Offline, both sides are processes with a loaded model; each round runs a pass of both, and they take turns in being
+first. Online, servers take the same requests from one open-loop client, one server at a time. The environment of a peer
+is made at its first use. This needs the network and a Python for its packages. Flags after `--` are passed to
+our engine.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.peers.environment import Environment, default_folder, prepare_environment, program_of
+from lab.peers.inputs import write_inputs
+from lab.peers.offline import run_offline
+from lab.peers.page import write_page
+from lab.peers.registry import CLIENTS, PEERS, UNAVAILABLE, Peer
+from lab.peers.results import add, finish, new_results, print_results, save
+from lab.peers.served import run_online
+from lab.peers.side import Keep
+from orca_jax.bench.online.settings import read_limits
+from orca_jax.bench.workload.generate import add_workload_args
+from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.flags import human_int
+
+NOT_REPORTED = ("run", "command", "environment", "write", "save", "page", "only_page")
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this benchmark."""
+    add_workload_args(parser)
+    parser.set_defaults(num_requests=32)
+    names = (*PEERS, *UNAVAILABLE)
+    parser.add_argument("--peer", nargs="+", choices=("all", *names), default=["all"], help="engines (default: all)")
+    parser.add_argument(
+        "--environment", nargs="+", default=[], metavar="[NAME=]DIR",
+        help="folders of the environments, made if they do not exist; NAME= may be left out for a single peer "
+        "(default: ~/.cache/orca-jax/peers/NAME)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--modes", nargs="+", metavar="NAME",
+        help="ways of running a single peer in passes; its server has one (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", default="preset:gpt2", metavar="MODEL", help="directory or preset (default: preset:gpt2)"
+    )
+    parser.add_argument(
+        "--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"],
+        help="types (default: both)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=int, nargs="+", metavar="N", help="numbers of processors (default: all processors)"
+    )
+    parser.add_argument(
+        "--max-num-seqs", type=human_int, default=64, metavar="N", help="requests in our batch (default: 64)"
+    )
+    parser.add_argument("--peer-max-num-seqs", type=human_int, metavar="N", help="in a peer's (default: by the peer)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of workload and weights (default: 0)")
+    parser.add_argument(
+        "--timeout", type=float, default=1800.0, metavar="SECONDS", help="longest start or pass (default: 1800)"
+    )
+    _add_kinds(parser)
+    _add_outputs(parser)
+    parser.add_argument("engine_flags", nargs="*", metavar="-- FLAG", help="further flags of our engine")
+
+
+def _add_kinds(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measurements")
+    group.add_argument("--offline", action="store_true", help="only passes over the workload, without servers")
+    group.add_argument("--online", action="store_true", help="only servers")
+    group.add_argument("--rounds", type=int, default=3, metavar="N", help="passes of each side (default: 3)")
+    group.add_argument("--online-rounds", type=int, default=1, metavar="N", help="visits to each server (default: 1)")
+    group.add_argument(
+        "--load", type=float, nargs="*", default=[0.5, 0.8], metavar="X",
+        help="rates of arrival, as parts of our throughput in a burst (default: 0.5 0.8)",
+    )  # fmt: skip
+    group.add_argument(
+        "--goodput", nargs="+", default=["ttft:2000", "tpot:200"], metavar="NAME:MS",
+        help="limits of good requests, in milliseconds (default: ttft:2000 tpot:200)",
+    )  # fmt: skip
+    group.add_argument(
+        "--clients", nargs="+", choices=tuple(CLIENTS), default=[],
+        help="clients of others that also measure each server (default: none)",
+    )  # fmt: skip
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("results")
+    group.add_argument("--save", metavar="FILE", help="add the results to the JSON of a file, after each setting")
+    group.add_argument("--page", metavar="FILE", help="also write all results as tables in Markdown")
+    group.add_argument("--only-page", action="store_true", help="measure nothing: write --page from --save")
+    group.add_argument("--write", metavar="DIR", help="only write the inputs of the programs: workload and model")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run all comparisons; print tables and a line of JSON.
+
+    Raises:
+        ConfigError: a flag is wrong.
+        OrcaError: our side ended, or no peer is available.
+    """
+    if args.write is not None:
+        Path(args.write).mkdir(parents=True, exist_ok=True)
+        found = write_inputs(args, Path(args.write))
+        print(json.dumps({"workload": str(found.workload), "model": str(found.model)}))
+        return
+    results = new_results(args.save)
+    if args.only_page:
+        if args.save is None or args.page is None or not Path(args.save).exists():
+            raise ConfigError("only_page needs --page and an existing file of --save", param="only_page")
+        write_page(results, args.page)
+        return
+    names = _check(args)
+    config = {name: value for name, value in vars(args).items() if name not in NOT_REPORTED}
+
+    def keep(part: Mapping[str, Any]) -> None:
+        add(results, part, args.num_requests)
+        if args.save is not None:
+            save(finish(results, config), args.save)
+
+    _measure(args, names, keep)
+    print_results(results)
+    if args.page is not None:
+        write_page(finish(results, config), args.page)
+    print(json.dumps(finish(results, config)))
+
+
+def _measure(args: argparse.Namespace, names: list[str], keep: Keep) -> None:
+    folders = _folders(args, names)
+    environments = []
+    for name in names:
+        if name in UNAVAILABLE:
+            keep({"unavailable": {name: UNAVAILABLE[name]}})
+            continue
+        try:
+            environments.append(_environment(name, PEERS[name], folders))
+        except OrcaError as error:
+            if len(names) == 1:
+                raise
+            keep({"unavailable": {name: str(error)}})
+            print(f"warning: {name} is not available: {error}", file=sys.stderr)
+    clients = [_environment(name, CLIENTS[name], folders) for name in args.clients]
+    if not environments:
+        raise OrcaError(
+            f"not available: {', '.join(f'{name} ({UNAVAILABLE.get(name, "see above")})' for name in names)}"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = write_inputs(args, Path(folder))
+        if not args.online:
+            run_offline(args, inputs, environments, keep)
+        if not args.offline:
+            run_online(args, inputs, environments, clients, keep)
+
+
+def _environment(name: str, peer: Peer, folders: Mapping[str, Path]) -> Environment:
+    program_of(peer.program)
+    folder = folders.get(name) or default_folder(name)
+    return Environment(name, peer, folder, prepare_environment(peer, folder))
+
+
+def _folders(args: argparse.Namespace, names: list[str]) -> dict[str, Path]:
+    """Read --environment. Raises ConfigError."""
+    folders: dict[str, Path] = {}
+    for text in args.environment:
+        name, separator, folder = text.partition("=")
+        if not separator and len(names) == 1:
+            name, folder = names[0], text
+        if name not in (*PEERS, *CLIENTS) or not folder:
+            known = ", ".join((*PEERS, *CLIENTS))
+            message = f"environment {text!r} is not NAME=DIR with one of these names: {known}"
+            raise ConfigError(message, param="environment")
+        folders[name] = Path(folder)
+    return folders
+
+
+def _check(args: argparse.Namespace) -> list[str]:
+    """Refuse wrong flags, and set the default of the threads. Returns the names of the peers."""
+    names = list(dict.fromkeys([*PEERS, *UNAVAILABLE] if "all" in args.peer else args.peer))
+    for name in ("rounds", "online_rounds"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"{name} must be at least 1, got {getattr(args, name)}", param=name)
+    if args.offline and args.online:
+        raise ConfigError("offline and online exclude each other; leave out both for all measurements", param="online")
+    if any(not part > 0 for part in args.load):
+        raise ConfigError(f"load must be above 0, got {args.load}", param="load")
+    read_limits(args.goodput)
+    known = [mode for name in names if name in PEERS for mode in PEERS[name].modes]
+    for mode in args.modes or ():
+        if mode not in known:
+            raise ConfigError(f"modes of {', '.join(names)} are {', '.join(known)}, got {mode!r}", param="modes")
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    args.threads = args.threads or [available]
+    if not all(1 <= number <= available for number in args.threads):
+        message = f"threads must be from 1 to {available}, the available processors, got {args.threads}"
+        raise ConfigError(message, param="threads")
+    return names

@@ -1,0 +1,153 @@
+"""The results as a page in Markdown."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lab.peers.results import LATENCY, latency_ratios, ratios
+from orca_jax.errors import ConfigError, reason_of
+from orca_jax.reporting import write_file
+
+_HEAD = """# Beside other engines
+
+This page is made by `python -m lab peers` from [peers.json](measured/peers.json). The measurement is
+described in [benchmarks.md](benchmarks.md#beside-other-engines). Ratios are ours to theirs: above 1 in throughput, and
+below 1 in latency, orca-jax is the faster one. A comparison should quote a peer's fastest way of running.
+"""
+_MAKE = """
+To repeat it, without torch or any peer in the environment of orca-jax:
+
+    python -m lab peers --save docs/measured/peers.json --page docs/peers.md
+"""
+_ONLINE = (
+    ("output_throughput", "output tokens/s", 1),
+    (LATENCY, "normalised latency, median, ms/token", 1),
+    ("median_ttft_ms", "TTFT, median, ms", 0),
+    ("p99_itl_ms", "ITL p99, ms", 0),
+    ("request_goodput", "good requests/s", 2),
+)
+_OUTSIDE = (
+    ("rate", "requests/s", 2),
+    ("completed", "requests", 0),
+    (LATENCY, "normalised latency, median, ms/token", 1),
+    ("p99_normalized_latency_ms", "p99 (of few requests about the largest)", 1),
+    ("median_ttft_ms", "TTFT, median, ms", 0),
+    ("output_throughput", "output tokens/s", 1),
+    ("failed", "failed", 0),
+)
+
+
+def write_page(results: Mapping[str, Any], path: str) -> None:
+    """Write the page to a file. Raises ConfigError."""
+    try:
+        write_file(path, page(results).encode())
+    except OSError as error:
+        raise ConfigError(f"page {path!r} cannot be written: {reason_of(error)}", param="page") from error
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Return the text of the page."""
+    hardware, config = results["hardware"], results["config"]
+    about = (
+        f"\n{hardware['cpu']} ({', '.join(hardware['cpu_flags'])}), {hardware['cores']} cores; {config['model']}, "
+        f"random weights, --trace {config['trace']}, seed {config['seed']}.\n"
+    )
+    parts = [_HEAD, about, *_offline(results), *_online(results), *_clients(results), *_missing(results)]
+    return "".join([*parts, *_versions(results), _MAKE])
+
+
+def _offline(results: Mapping[str, Any]) -> Iterable[str]:
+    if not results["settings"]:
+        return
+    yield "\n## Offline\n\nAll requests at once; output tokens per second, medians of passes that alternate.\n\n"
+    rows = [
+        [
+            *_cells(name), f"{one['own_tokens_per_s']:.1f}", f"{one['peer_tokens_per_s']:.1f}",
+            f"**{one['ratio']:.2f}**", f"{one['ratio_least']:.2f} to {one['ratio_most']:.2f}",
+            str(one["num_requests"]), _stamp(one),
+        ]
+        for name, one in sorted(results["settings"].items())
+    ]  # fmt: skip
+    titles = [
+        "peer",
+        "type",
+        "its way of running",
+        "threads",
+        "orca-jax",
+        "peer's",
+        "ratio",
+        "range",
+        "requests",
+        "measured",
+    ]
+    yield _table(titles, rows)
+
+
+def _online(results: Mapping[str, Any]) -> Iterable[str]:
+    if not results["online"]:
+        return
+    limits = ", ".join(results["config"]["goodput"])
+    yield (
+        "\n## Online\n\nServers under the same open-loop client: all requests at once (burst), or Poisson arrivals at "
+        f"parts of our server's rate in the burst. Good requests are within {limits} (milliseconds). There is a "
+        "ratio if both were measured together.\n\n"
+    )
+    latency, throughput = latency_ratios(results), ratios(results)
+    rows = []
+    for name, loads in sorted(results["online"].items()):
+        for load, one in loads.items():
+            if not isinstance(one, dict):
+                continue
+            ratio = throughput.get(f"{name}/online") if load == "burst" else latency.get(f"{name}/{load}")
+            kind = "throughput" if load == "burst" else "latency"
+            shown = "" if ratio is None else f"**{ratio:.2f}** ({kind})"
+            rate = "" if one["request_rate"] is None else f", {one['request_rate']:g} requests/s"
+            rows.append([*_cells(name), f"{load}{rate}", *_numbers(one, _ONLINE), shown, _stamp(loads)])
+    figures = [title for _, title, _ in _ONLINE]
+    titles = ["server", "type", "mode", "threads", "load", *figures, "ours to theirs", "measured"]
+    yield _table(titles, rows)
+
+
+def _clients(results: Mapping[str, Any]) -> Iterable[str]:
+    if not results["clients"]:
+        return
+    yield "\n## By a client of others\n\nThe same servers, measured by a third party's client.\n\n"
+    rows = []
+    for name, one in sorted(results["clients"].items()):
+        client, _, server = name.partition("/")
+        rows.append([client, *_cells(server), *_numbers(one, _OUTSIDE)])
+    yield _table(["client", "server", "type", "mode", "threads", *(title for _, title, _ in _OUTSIDE)], rows)
+
+
+def _missing(results: Mapping[str, Any]) -> Iterable[str]:
+    if results["unavailable"]:
+        yield "\n## Not available\n\n"
+        yield "".join(f"- {name}: {reason}\n" for name, reason in sorted(results["unavailable"].items()))
+
+
+def _versions(results: Mapping[str, Any]) -> Iterable[str]:
+    yield "\n## Versions and settings\n\n"
+    for name, side in sorted(results["sides"].items()):
+        found = side.get("versions") or {key: side["hardware"][key] for key in ("jax", "python")}
+        shown = [f"{key} {value}" for key, value in found.items()]
+        config = side.get("config", {})
+        shown += [f"`{' '.join(config['flags'])}`"] if "flags" in config else []
+        shown += [config["version"]] if "version" in config else []
+        yield f"- {name}: {', '.join(shown)}\n"
+
+
+def _cells(name: str) -> list[str]:
+    """Return peer, type, mode and threads."""
+    return name.split("/")
+
+
+def _numbers(one: Mapping[str, Any], columns: Sequence[tuple[str, str, int]]) -> list[str]:
+    return ["-" if one.get(name) is None else f"{one[name]:,.{digits}f}" for name, _, digits in columns]
+
+
+def _stamp(one: Mapping[str, Any]) -> str:
+    return " at ".join(str(one[name]) for name in ("date", "commit") if one.get(name))
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

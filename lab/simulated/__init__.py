@@ -1,0 +1,1 @@
+"""Predictions of runs from recorded timelines, on simulated devices."""
