@@ -38,10 +38,12 @@ def cache_spec(cache: CacheConfig) -> KVPages:
 
 
 def cache_shape(model: ModelConfig, cache: CacheConfig) -> KVPages:
-    """Shapes of the pages of all layers; no memory is allocated."""
-    dtype = jnp.dtype(cache.dtype)
-    num_pages = model.num_layers * cache.num_blocks[0]
-    return pages_shape(cache.layout, num_pages, model.num_kv_heads, model.head_dim, cache.page_size, dtype)
+    """Shapes of the pages of all layers; no memory is allocated. The groups are those of the layers of `model`."""
+    (pages_per_block,) = {group.pages_per_block for group in cache.groups}
+    num_pages = pages_per_block * cache.num_blocks[0]
+    return pages_shape(
+        cache.layout, num_pages, model.num_kv_heads, model.head_dim, cache.page_size, jnp.dtype(cache.dtype)
+    )
 
 
 def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, free: int | None = None) -> int:

@@ -99,7 +99,8 @@ class JaxExecutor:
             shapes = list(ahead.stages)
         self._shapes = shapes[-1]
         self.adapters: dict[str, Mapping[str, NDArray[Any]]] = {}
-        self._rows = RowTable(config.num_rows, -(-config.max_model_len // config.cache.page_size))
+        pages_per_row = -(-config.max_model_len // config.cache.page_size)
+        self._rows = RowTable(config.num_rows, pages_per_row, len(config.cache.groups))
         self._sums = VectorSums()
         self._idle = IdleWatch()
         self._seconds_in_flight = 0.0  # expected for everything submitted and not collected

@@ -15,12 +15,20 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from orca_jax.cache_spec import LayerGroup
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.cache import cache_shape, cache_spec
 from orca_jax.exec.pack import Batch, Layout
 from orca_jax.kernels.kv_pages import KVPages
-from orca_jax.kernels.ragged_attention import NO_WINDOW, BackendChoice, explain_choice, prepare, write_and_attend
+from orca_jax.kernels.ragged_attention import (
+    NO_WINDOW,
+    BackendChoice,
+    RowArrays,
+    explain_choice,
+    prepare,
+    write_and_attend,
+)
 from orca_jax.model.attention import Attend
 from orca_jax.model.lora.launch import Adapters
 from orca_jax.model.lora.stacks import groups_of, stack_names
@@ -124,17 +132,18 @@ def make_layers(
 
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
-    num_pages, name = config.cache.num_blocks[0], config.attention_implementation
+    num_blocks, name = config.cache.num_blocks[0], config.attention_implementation
     options: dict[str, Any] = {"scale": model.score_scale, "soft_cap": model.attention_soft_cap}
     windows = [kind.window for kind in model.layer_kinds]
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
     everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
-    prepared = prepare(device, *_on_one_device(batch.ids.shape[0], model, config, mesh), batch.requests, name)
+    shapes = _on_one_device(batch.ids.shape[0], model, config, mesh)
+    of_layer = _prepared_by_layer(batch, config.cache.groups, lambda requests: prepare(device, *shapes, requests, name))
 
     def on_shard(
         constant: int | None,
-        layer: Int[Array, ""],
+        index: Int[Array, ""],
         window: Int[Array, ""] | None,
         prepared: Any,
         q: Float[Array, "T H D"],
@@ -143,7 +152,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         scores = {**options, "sliding_window": constant if window is None else window}
-        return write_and_attend(device, q, k, v, pages, prepared, layer * num_pages, implementation=name, **scores)
+        return write_and_attend(device, q, k, v, pages, prepared, index * num_blocks, implementation=name, **scores)
 
     @cache
     def split(constant: int | None) -> Callable[..., tuple[Array, KVPages]]:
@@ -161,10 +170,42 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         window = window_of_layer(windows, layer)
         constant, traced = (None, window) if isinstance(window, jax.Array) else (window, None)
+        index, prepared = of_layer(layer)
         with jax.named_scope("attention"):
-            return split(constant)(jnp.int32(layer), traced, prepared, q, k, v, pages)
+            return split(constant)(index, traced, prepared, q, k, v, pages)
 
     return attend
+
+
+def _prepared_by_layer(
+    batch: Batch, groups: Sequence[LayerGroup], prepare_group: Callable[[RowArrays], Any]
+) -> Callable[[int | Int[Array, ""]], tuple[Int[Array, ""], Any]]:
+    """Prepare the data of each group; returns a function to a layer's index in its group and the group's data.
+
+    For a traced layer, the data of several groups are stacked, with page tables as wide as the widest one.
+    """
+    own = [prepare_group(requests) for requests in batch.requests]
+    if len(groups) == 1:
+        return lambda layer: (jnp.int32(layer), own[0])
+    places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+    group_of, index_of = (jnp.asarray([places[layer][part] for layer in sorted(places)], jnp.int32) for part in (0, 1))
+    width = max(requests.page_table.shape[1] for requests in batch.requests)
+    wide = [
+        requests._replace(page_table=jnp.pad(table, ((0, 0), (0, width - table.shape[1]))))
+        for requests in batch.requests
+        for table in [requests.page_table]
+    ]
+    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *map(prepare_group, wide))
+
+    def of_layer(layer: int | Int[Array, ""]) -> tuple[Int[Array, ""], Any]:
+        if isinstance(layer, int):
+            group, index = places[layer]
+            return jnp.int32(index), own[group]
+        number = group_of[layer]
+        prepared = jax.tree.map(lambda each: jax.lax.dynamic_index_in_dim(each, number, keepdims=False), stacked)
+        return index_of[layer], prepared
+
+    return of_layer
 
 
 def window_of_layer(windows: Sequence[int | None], layer: int | Int[Array, ""]) -> int | Int[Array, ""] | None:

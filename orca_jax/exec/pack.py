@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -68,14 +68,32 @@ class Batch(NamedTuple):
     on_device: Bool[Array, " T"]  # the id is `last_token` of the token's row instead
     token_row: Int[Array, " T"]  # R for padding
     positions: Int[Array, " T"]
-    requests: RowArrays  # pages of one layer
+    requests: tuple[RowArrays, ...]  # blocks of each group of layers
     kept_token: Int[Array, " K"]  # tokens whose hidden vectors go to the sampler
     slot: Int[Array, " T"] | None = None  # of each token's adapter; None if no token has one
+
+
+class GroupTables(NamedTuple):
+    """The page tables of all groups with one window, in a launch's vector."""
+
+    name: str
+    window: int | None
+    num_groups: int
+    width: int  # entries of a row
+
+    @property
+    def first_page(self) -> str:
+        """The name of the array with the page of the first entry of each row, for groups with a window."""
+        return f"first_{self.name}"
 
 
 @dataclass(frozen=True)
 class Layout:
     """The layout of a launch's vector, with all arrays of a `Batch`.
+
+    A group with a window has only those entries of a row that its tokens in this launch need. The device counts its
+    positions from the first of these pages on. So no kernel reads an entry that the row gave back, and tables do not
+    grow with the context.
 
     Args:
         num_tokens: T, a bucket.
@@ -83,6 +101,8 @@ class Layout:
         num_pages: P, pages of the longest possible request.
         has_slots: the tokens have slots of adapters.
         num_drafts: most proposed tokens of a launch.
+        windows: of each group of layers, equal ones side by side.
+        page_size: S, for windows.
     """
 
     num_tokens: int
@@ -90,6 +110,8 @@ class Layout:
     num_pages: int
     has_slots: bool = False
     num_drafts: int = 0
+    windows: tuple[int | None, ...] = (None,)
+    page_size: int = 1
 
     @property
     def num_kept(self) -> int:
@@ -97,13 +119,33 @@ class Layout:
         return min(self.num_tokens, sampler_width(self.num_rows + self.num_drafts))
 
     @cached_property
+    def tables(self) -> tuple[GroupTables, ...]:
+        """The page tables in the order of the groups."""
+        counts = [(window, len(list(groups))) for window, groups in groupby(self.windows)]
+        return tuple(
+            GroupTables(f"page_table_{index}" if index else "page_table", *each, self._width(each[0]))
+            for index, each in enumerate(counts)
+        )
+
+    def _width(self, window: int | None) -> int:
+        """Pages that the tokens of a row in one launch need at most."""
+        if window is None:
+            return self.num_pages
+        return min(self.num_pages, -(-(window + self.num_tokens - 2) // self.page_size) + 1)
+
+    @cached_property
     def vector(self) -> VectorLayout:
         """The arrays in their order."""
         names = ("ids", "on_device", "token_row", "positions", *(("slot",) if self.has_slots else ()))
         per_token = dict.fromkeys(names, (self.num_tokens,))
         per_row = dict.fromkeys(("query_start", "query_len", "context_len"), (self.num_rows,))
-        others = {"page_table": (self.num_rows, self.num_pages), "kept_token": (self.num_kept,)}
-        return VectorLayout({**per_token, **per_row, **others})
+        others: dict[str, tuple[int, ...]] = {}
+        for each in self.tables:
+            if each.window is not None:
+                others[each.first_page] = (self.num_rows,)
+            table = self.num_rows, each.width
+            others[each.name] = (each.num_groups, *table) if each.num_groups > 1 else table
+        return VectorLayout({**per_token, **per_row, **others, "kept_token": (self.num_kept,)})
 
     @property
     def size(self) -> int:
@@ -114,12 +156,46 @@ class Layout:
         """The arrays of a host vector, to be written in place."""
         return self.vector.views(vector)
 
+    def write_blocks(
+        self,
+        view: Mapping[str, NDArray[Any]],
+        blocks: NDArray[np.int32],
+        row: NDArray[np.int32],
+        first: NDArray[np.int32],
+    ) -> None:
+        """Write the page tables of a launch.
+
+        Args:
+            view: from `views`.
+            blocks: [groups, rows, P] of `RowTable`.
+            row: of each request in the launch.
+            first: position of its first token there.
+        """
+        used, begin = len(row), 0
+        for each in self.tables:
+            own = blocks[begin : begin + each.num_groups]
+            begin += each.num_groups
+            table = view[each.name].reshape(each.num_groups, self.num_rows, each.width)[:, :used]
+            if each.window is None:
+                table[:] = own[:, row]
+                continue
+            page = np.maximum(first - (each.window - 1), 0) // self.page_size
+            view[each.first_page][:used] = page
+            columns = np.minimum(page[:, None] + np.arange(each.width), self.num_pages - 1)
+            table[:] = own[:, row[:, None], columns]
+
     def unpack(self, vector: Int32[Array, " N"]) -> Batch:
         """The arrays of a device vector; traced."""
         out = self.vector.unpack(vector)
         out["on_device"] = out["on_device"] != 0
-        requests = RowArrays(**{name: out.pop(name) for name in RowArrays._fields})
-        return Batch(requests=requests, **out)
+        start, size, context = (out.pop(name) for name in ("query_start", "query_len", "context_len"))
+        requests: list[RowArrays] = []
+        for each in self.tables:
+            table = out.pop(each.name)
+            length = context if each.window is None else context - self.page_size * out.pop(each.first_page)
+            parts = [table] if each.num_groups == 1 else [table[index] for index in range(each.num_groups)]
+            requests += [RowArrays(part, start, size, length) for part in parts]
+        return Batch(requests=tuple(requests), **out)
 
 
 class PooledTokens(NamedTuple):
@@ -177,7 +253,7 @@ def pack(
 
     # Requests.
     view["query_start"][:used], view["query_len"][:used], view["context_len"][:used] = start, count, first + count
-    view["page_table"][:used] = rows.page_table[row]
+    layout.write_blocks(view, rows.blocks, row, first)
 
     # Kept tokens.
     indices, owners, targets = _kept(members, segments, start.tolist())

@@ -1,5 +1,7 @@
 """A launch without requests, with the work of a busy iteration: to warm programs up and to measure them."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +28,7 @@ def probe(layout: Layout, config: ExecutorConfig) -> NDArray[np.int32]:
     view["positions"][running : running + prompt] = np.arange(prompt)
     view["query_start"][:used] = np.cumsum(lengths) - lengths
     view["query_len"][:used], view["context_len"][:used] = lengths, contexts
-    view["page_table"][:] = (
-        np.arange(view["page_table"].size).reshape(view["page_table"].shape) % config.cache.num_blocks[0]
-    )
+    shape = len(layout.windows), used, layout.num_pages
+    blocks = np.arange(math.prod(shape), dtype=np.int32).reshape(shape) % min(config.cache.num_blocks)
+    layout.write_blocks(view, blocks, np.arange(used, dtype=np.int32), contexts - lengths)
     return vector

@@ -82,10 +82,15 @@ class Programs:
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._structure, weights = flatten_module(decoder)
         self.weights, self.unembedding = _shapes(weights), list[jax.ShapeDtypeStruct]()
-        pages_per_row = -(-config.max_model_len // config.cache.page_size)
-        self.layouts = {
-            size: Layout(size, config.num_rows, pages_per_row, num_drafts=config.num_drafts) for size in config.buckets
-        }
+        layout = Layout(
+            num_tokens=config.buckets[-1],
+            num_rows=config.num_rows,
+            num_pages=-(-config.max_model_len // config.cache.page_size),
+            num_drafts=config.num_drafts,
+            windows=tuple(group.window for group in groups),
+            page_size=config.cache.page_size,
+        )
+        self.layouts = {size: replace(layout, num_tokens=size) for size in config.buckets}
         self.adapted_layouts: dict[int, Layout] = {}
         self._stacks: dict[str, jax.ShapeDtypeStruct] = {}
         if config.lora is not None:

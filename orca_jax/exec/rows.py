@@ -30,15 +30,18 @@ class VectorSums:
 
 
 class RowTable:
-    """Pages of each row, and the sampling fields of its request; row `num_rows` is an extra one without a request.
+    """Blocks of each row, and the sampling fields of its request; row `num_rows` is an extra one without a request.
 
     This last row is neutral: greedy, without penalties or biases.
+
+    Attributes:
+        blocks: [groups, rows, pages] of the longest request; entries that a row never had or gave back have no meaning.
     """
 
-    def __init__(self, num_rows: int, num_pages: int) -> None:
+    def __init__(self, num_rows: int, num_pages: int, num_groups: int = 1) -> None:
         rows = num_rows + 1
         self.num_rows = num_rows
-        self.page_table = np.zeros((rows, num_pages), np.int32)
+        self.blocks = np.zeros((num_groups, rows, num_pages), np.int32)
         self.sampling: dict[str, NDArray[np.float32] | NDArray[np.int32]] = {
             name: np.full((rows, *column.shape), column.neutral, column.dtype) for name, column in COLUMNS.items()
         }
@@ -49,9 +52,10 @@ class RowTable:
     def update(self, members: Sequence[Member]) -> None:
         """Apply the changes of a plan."""
         for member in members:
-            for blocks in member.new_blocks:
+            for group, blocks in enumerate(member.new_blocks):
                 first = member.num_old_blocks
-                self.page_table[member.row, first : first + len(blocks)] = blocks
+                entries = self.blocks[group, member.row, first : first + len(blocks)]
+                np.maximum(blocks, 0, out=entries)  # NO_BLOCK is no index
             if member.sampling is not None:
                 self._set_sampling(member.row, member.sampling)
 

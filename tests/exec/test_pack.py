@@ -50,10 +50,10 @@ def test_a_mixed_batch() -> None:
     assert kept.targets == [None, None]
     assert batch.ids.tolist() == [20, 10, 11, 12, 13, 14, 30, 31, 0, 0]
     assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 0, 1, 0, 0]
-    assert batch.requests.query_start.tolist() == [0, 1, 6, 0]
-    assert batch.requests.query_len.tolist() == [1, 5, 2, 0]
-    assert batch.requests.context_len.tolist() == [5, 5, 2, 0]
-    assert batch.requests.page_table.tolist() == [[0, 3, 0], [5, 1, 0], [2, 0, 0], [0, 0, 0]]
+    assert batch.requests[0].query_start.tolist() == [0, 1, 6, 0]
+    assert batch.requests[0].query_len.tolist() == [1, 5, 2, 0]
+    assert batch.requests[0].context_len.tolist() == [5, 5, 2, 0]
+    assert batch.requests[0].page_table.tolist() == [[0, 3, 0], [5, 1, 0], [2, 0, 0], [0, 0, 0]]
     assert batch.token_row.tolist() == [1, 2, 2, 2, 2, 2, 0, 0, 4, 4], "row 4 does not exist: padding"
     assert batch.kept_token[:2].tolist() == [0, 5]
     assert not batch.on_device.any()
@@ -109,7 +109,7 @@ def test_a_row_keeps_its_pages_and_parameters_between_plans() -> None:
     sampling = row_sampling(1.0, seed=2**40 + 3)
     rows.update([Member("r", 1, 0, [1, 2, 3, 4], is_sampling=True, new_blocks=([7],), sampling=sampling)])
     rows.update([Member("r", 1, 4, [5], is_sampling=True, num_old_blocks=1, new_blocks=([9],))])
-    assert rows.page_table[1].tolist() == [7, 9]
+    assert rows.blocks[0, 1].tolist() == [7, 9]
     assert [rows.sampling[name][1] for name in ("temperature", "seed_high", "seed_low")] == [1.0, 256, 3]
 
 
