@@ -46,7 +46,12 @@ class ServerConfig:
     generation_config: str = _flag(
         "auto", "model", 'source of sampling defaults: "auto" for the model directory, "none", or a directory'
     )
-    tool_call_parser: Literal["hermes", "llama3_json", "mistral"] | None = _flag(
+    tool_call_parser: (
+        Literal[
+            "hermes", "llama3_json", "llama4_json", "llama4_pythonic", "mistral", "pythonic", "qwen3_coder", "qwen3_xml"
+        ]
+        | None
+    ) = _flag(
         None, "model", "format of the tool calls that the model generates; default: inferred from its chat template"
     )
     unknown_fields: Literal["refuse", "ignore"] = _flag(

@@ -2,8 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -46,10 +45,10 @@ from orca_jax.openai.schema.answers import (
     ToolCallDelta,
     Usage,
 )
-from orca_jax.openai.schema.chat import ChatRequest, NamedTool, content_text
+from orca_jax.openai.schema.chat import ChatRequest, content_text
 from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
-from orca_jax.text.tools import StreamedArguments, ToolCall, ToolParser
+from orca_jax.text.tools import ToolCall
 
 ENDPOINT = "/v1/chat/completions"
 _encode = msgspec.json.Encoder().encode
@@ -66,7 +65,6 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     _check(service, call)
     rules = tool_rules(call, service)
     structured = structured_answer(call, rules)
-    make_parser = _streamed_call(call) or rules.make_parser
     prompt = await _fitting_prompt(service, call, rules)
     requests = engine_requests(
         service,
@@ -94,7 +92,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         include_stop=bool(call.include_stop_str_in_output),
         skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,
         keeps_ids=bool(call.logprobs or call.return_token_ids) or call.prompt_logprobs is not None,
-        make_parser=make_parser,
+        make_parser=rules.make_parser,
         parallel_calls=call.parallel_tool_calls is not False,
         has_short_call_ids=service.model.tool_call_parser == "mistral",
         renamed=_renamed(call),
@@ -121,13 +119,6 @@ async def _fitting_prompt(service: Service, call: ChatRequest, rules: ToolRules)
         message = f"{error.message}; {share}: send fewer of them, or shorter descriptions"
         raise ApiError(error.status, message, error.param, code=error.code) from None
     return prompt
-
-
-def _streamed_call(call: ChatRequest) -> Callable[[], ToolParser] | None:
-    """A parser for a forced function with streamed arguments. They can be if only their own end ends the text."""
-    if not call.stream or call.stop or call.stop_token_ids or not isinstance(call.tool_choice, NamedTool):
-        return None
-    return partial(StreamedArguments, call.tool_choice.function.name)
 
 
 def _check(service: Service, call: ChatRequest) -> None:

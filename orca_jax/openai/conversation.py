@@ -26,7 +26,7 @@ from orca_jax.openai.schema.chat import (
 from orca_jax.openai.schema.structured import structured_output
 from orca_jax.openai.schema.tokens import TokenizeRequest
 from orca_jax.request import StructuredOutput
-from orca_jax.text.tools import ForcedCalls, ToolParser, check_tools, forced_tools_schema, tool_name, tool_parser
+from orca_jax.text.tools import ToolParser, check_tools, forced_parser, forced_tools_schema, tool_name, tool_parser
 
 PlainTool = Mapping[str, Any]
 TEMPLATE_FIELDS = ("reasoning_effort", "enable_thinking")
@@ -144,7 +144,7 @@ def tool_rules(call: ChatRequest, service: Service) -> ToolRules:
         schema = forced_tools_schema(tools, plain, parallel=call.parallel_tool_calls is not False)
     except RequestError as error:
         raise ApiError(400, error.message, error.param) from None
-    return ToolRules(tools, StructuredOutput("json_schema", schema), lambda: ForcedCalls(tools, plain))
+    return ToolRules(tools, StructuredOutput("json_schema", schema), lambda: forced_parser(tools, plain))
 
 
 def structured_answer(call: ChatRequest, rules: ToolRules) -> StructuredOutput | None:
@@ -205,5 +205,4 @@ def _by_the_model(tools: list[PlainTool], service: Service) -> ToolRules:
             "function"
         )
         raise ApiError(400, message, "tool_choice", code="no_tool_call_parser")
-    names = [tool_name(tool) for tool in tools]
-    return ToolRules(tools, None, lambda: tool_parser(parser_name, names), shows_special_tokens=True)
+    return ToolRules(tools, None, lambda: tool_parser(parser_name, tools), shows_special_tokens=True)

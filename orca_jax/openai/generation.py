@@ -147,7 +147,7 @@ class OpenChoice:
     def _parse(self, parser: ToolParser, text: str, reason: AnswerReason | None) -> list[OutputPart]:
         parts = list(parser.push(text)) if text else []
         if reason is not None:
-            parts += parser.finish(is_cut=reason == "length")
+            parts += parser.finish()
         kept: list[OutputPart] = []
         for part in parts:
             if isinstance(part, ToolCall):

@@ -17,12 +17,12 @@ from orca_jax.link.wire import Ready
 from orca_jax.openai.errors import ApiError, api_error, engine_gone
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
+from orca_jax.text.calls.dialects import ALIASES, inferred_parser
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.template import ChatTemplate, load_chat_template
 from orca_jax.text.template_trials import ALL_SHOWN, Shown, keeps_late_system, shown_by
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
-from orca_jax.text.tools import inferred_parser
 
 logger = logging.getLogger(__name__)
 
@@ -259,8 +259,9 @@ def _dimensions(directory: str) -> tuple[int, ...] | None:
 
 
 def _tool_call_parser(template: ChatTemplate | None, config: ServerConfig) -> str | None:
-    if config.tool_call_parser is not None or template is None:
-        return config.tool_call_parser
+    name = config.tool_call_parser
+    if name is not None or template is None:
+        return None if name is None else ALIASES.get(name, name)
     found = inferred_parser(template.tool_source)
     if found is not None:
         logger.info("tool calls are read as %s, by the chat template; --tool-call-parser sets another format", found)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from orca_jax.errors import ConfigError, reason_of
 from orca_jax.openai.errors import RETRY_SECONDS, ApiError
 from orca_jax.serve.events import WEIGHT_VERSION
-from orca_jax.serve.handlers import IGNORED_FIELDS
+from orca_jax.serve.handlers import CUT_LIMIT, IGNORED_FIELDS
 from orca_jax.serve.request_context import HostCheck
 from orca_jax.server_config import ServerConfig
 
@@ -164,7 +164,7 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         allow_methods=("GET", "POST"),
         allow_headers=("*",),  # browser clients send a dozen of their own headers
         allow_credentials=config.allow_credentials,
-        expose_headers=("x-request-id", "retry-after", IGNORED_FIELDS, WEIGHT_VERSION),
+        expose_headers=("x-request-id", "retry-after", IGNORED_FIELDS, CUT_LIMIT, WEIGHT_VERSION),
     )
 
 

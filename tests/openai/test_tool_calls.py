@@ -59,7 +59,11 @@ def test_streamed_calls() -> None:
     assert first == {"role": "assistant", "content": ""} and last == {}
     assert "".join(delta.get("content", "") for delta in middle) == "So: "
     calls = [call for delta in middle for call in delta.get("tool_calls", ())]
-    assert [call["index"] for call in calls] == [0, 1] and len({call["id"] for call in calls}) == 2
+    begun = [call for call in calls if "id" in call]
+    assert [call["index"] for call in begun] == [0, 1] and len({call["id"] for call in begun}) == 2
+    for index in (0, 1):
+        pieces = [call["function"]["arguments"] for call in calls if call["index"] == index]
+        assert "".join(pieces) == '{"city": "Oslo"}'
     assert events(answer)[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
@@ -74,9 +78,29 @@ def test_what_looks_like_a_call_and_is_none_is_text() -> None:
         answer, _ = chat(saying(text), HERMES, tools=TOOLS)
         assert message_of(answer) == {"role": "assistant", "content": text, "refusal": None}
         assert answer.json()["choices"][0]["finish_reason"] == "stop"
-    answer, _ = chat(saying(CALL[:30], reason="length"), HERMES, tools=TOOLS)
-    assert message_of(answer)["content"] == CALL[:30]
+    answer, _ = chat(saying(CALL[:20], reason="length"), HERMES, tools=TOOLS)
+    assert message_of(answer)["content"] == CALL[:20]
     assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.conforms("chat.tools", "chat.tool_choice")
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_arguments_go_out_in_pieces_once_the_name_is_known(choice: str) -> None:
+    """From then on the text is a call, also if its JSON breaks or a stop string ends it."""
+    required = '[{"name": "weather", "arguments": {"city": "Oslo"'
+    text = CALL.removesuffix("}}</tool_call>") if choice == "auto" else required
+    pieces = [text[i : i + 3] for i in range(0, len(text), 3)]
+    streamed, _ = chat(saying(*pieces, " ?", "END"), HERMES, tools=TOOLS, tool_choice=choice, stream=True, stop="END")
+    calls = [call["function"] for delta in deltas(streamed) for call in delta.get("tool_calls", ())]
+    assert calls[0]["name"] == "weather" and len(calls) > 4
+    assert "".join(call["arguments"] for call in calls).startswith('{"city": "Oslo"')
+    assert not any(delta.get("content") for delta in deltas(streamed))
+    assert events(streamed)[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    whole, _ = chat(saying(text + " ?", "END"), HERMES, tools=TOOLS, tool_choice=choice, stop="END")
+    assert whole.json()["choices"][0]["message"]["tool_calls"][0]["function"] == {
+        "name": "weather",
+        "arguments": "".join(call["arguments"] for call in calls),
+    }
 
 
 def test_tools_are_no_calls_unless_wanted() -> None:
@@ -134,8 +158,8 @@ def test_a_forced_call_that_is_cut_is_the_same_call_whole_and_streamed(choice: A
     assert streamed[0]["name"] == "weather" and "".join(part["arguments"] for part in streamed) == arguments
 
 
-def test_a_call_cut_by_a_stop_string_is_text() -> None:
+def test_a_forced_call_cut_by_a_stop_string_is_a_call() -> None:
     answer, _ = chat(saying('{"city": "Ro', 'me"}'), tools=TOOLS, tool_choice=NAMED, stop="me")
     (choice,) = answer.json()["choices"]
-    assert choice["message"]["content"] == '{"city": "Ro' and "tool_calls" not in choice["message"]
-    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ro'}
+    assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"

@@ -7,7 +7,7 @@ import pytest
 from llguidance import JsonCompiler, LLMatcher, LLTokenizer
 
 from orca_jax.errors import RequestError
-from orca_jax.text.tools import ForcedCalls, ToolCall, check_tools, forced_tools_schema, tool_parser
+from orca_jax.text.tools import ToolCall, check_tools, forced_parser, forced_tools_schema
 from tests.text.tool_calls import NAMED, TOOLS, A, B, F, parse
 
 
@@ -26,10 +26,9 @@ FORCED = [
     ("required", '[{"name": "get-weather', ...),
     ("required", "[", ...),
     (NAMED, '{"x": 1}', [A]),
-    (NAMED, ' {"x": 1}\n', [A]),
     (NAMED, '{"x": 1', [begun('{"x": 1')]),
     (NAMED, "{", [begun("{")]),
-    (NAMED, "[]", ...),
+    (NAMED, "", []),
 ]
 
 
@@ -37,14 +36,7 @@ FORCED = [
 def test_forced_calls(choice: Any, text: str, expected: list[str | ToolCall]) -> None:
     for step in (1, 5, 100):
         cuts = range(0, len(text), step)
-        assert parse(ForcedCalls(TOOLS, choice), text, cuts, is_cut=True) == ([text] if expected is ... else expected)
-
-
-def test_calls_that_end_early_without_a_limit_are_text() -> None:
-    """A stop string ends a forced call, or the model one of its own."""
-    assert parse(ForcedCalls(TOOLS, NAMED), '{"x": 1') == ['{"x": 1']
-    assert parse(ForcedCalls(TOOLS, "required"), '[{"name": "f", "argum') == ['[{"name": "f", "argum']
-    assert parse(tool_parser("hermes", [F]), '<tool_call>{"name": "f"', is_cut=True) == ['<tool_call>{"name": "f"']
+        assert parse(forced_parser(TOOLS, choice), text, cuts) == ([text] if expected is ... else expected)
 
 
 POINT = {
@@ -81,7 +73,7 @@ def test_forced_schema_says_what_the_parser_reads() -> None:
         assert not takes(many, wrong), wrong
     names = [
         item.name
-        for item in parse(ForcedCalls([DRAW, CLEAR], "required"), f"[{draw}, {clear}]")
+        for item in parse(forced_parser([DRAW, CLEAR], "required"), f"[{draw}, {clear}]")
         if isinstance(item, ToolCall)
     ]
     assert names == ["draw", "clear"]
@@ -122,7 +114,7 @@ def test_references_into_two_schemas_do_not_meet() -> None:
     ],
 )
 def test_choices_that_force_nothing(choice: Any, words: str) -> None:
-    for use in (forced_tools_schema, ForcedCalls):
+    for use in (forced_tools_schema, forced_parser):
         with pytest.raises(RequestError, match=words) as caught:
             use(TOOLS, choice)
         assert caught.value.param == "tool_choice"

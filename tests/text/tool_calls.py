@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from orca_jax.text.tools import ToolCall, ToolParser
+from orca_jax.text.calls.dialects import ToolParser
+from orca_jax.text.calls.parser import Reasoning, ToolCall, joined
 
 F, G = "f", "get-weather_2"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in (F, G)]
@@ -11,14 +12,9 @@ A, B = ToolCall(F, '{"x": 1}'), ToolCall(G, "{}")
 NAMED = {"type": "function", "function": {"name": F}}
 
 
-def parse(parser: ToolParser, text: str, cuts: Sequence[int] = (), *, is_cut: bool = False) -> list[str | ToolCall]:
-    """The output for a text in pieces, with adjacent texts joined."""
+def parse(parser: ToolParser, text: str, cuts: Sequence[int] = ()) -> list[str | ToolCall]:
+    """The output for a text in pieces, with adjacent texts and the pieces of a call joined."""
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(bounds)]
-    out: list[str | ToolCall] = []
-    for item in [*(item for piece in pieces for item in parser.push(piece)), *parser.finish(is_cut)]:
-        if isinstance(item, str) and out and isinstance(out[-1], str):
-            out[-1] += item
-        else:
-            out.append(item)
-    return out
+    parts = [*(part for piece in pieces for part in parser.push(piece)), *parser.finish()]
+    return joined([part for part in parts if not isinstance(part, Reasoning)])

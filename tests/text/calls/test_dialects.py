@@ -1,8 +1,8 @@
 """Tool calls: found in all divisions into pieces, without loss of text, with bounded work per character."""
 
 import json
-from itertools import pairwise
-from typing import Any
+from collections.abc import Sequence
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,11 +10,27 @@ from hypothesis import strategies as st
 
 from orca_jax.bundled import demo_directory
 from orca_jax.errors import ConfigError
-from orca_jax.text.json_end import JsonEnd
+from orca_jax.server_config import ServerConfig
+from orca_jax.text.calls.dialects import (
+    ALIASES,
+    DIALECTS,
+    StreamedArguments,
+    ToolParser,
+    inferred_parser,
+    required_parser,
+    tool_parser,
+)
+from orca_jax.text.calls.parser import ToolCall
 from orca_jax.text.template import load_chat_template
-from orca_jax.text.tools import DIALECTS, ForcedCalls, ToolCall, ToolParser, inferred_parser, tool_parser
-from tests.text.tool_calls import NAMED, TOOLS, A, B, F, G, parse
+from tests.text.tool_calls import TOOLS, A, B, F, G, parse
 
+
+def called(arguments: str) -> ToolCall:
+    """A call of the first tool, perhaps with broken arguments."""
+    return ToolCall(F, arguments)
+
+
+TAGGED = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
 TABLE = [
     ("hermes", "no call, a < b and <tool_ca", ["no call, a < b and <tool_ca"]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', [A]),
@@ -24,27 +40,40 @@ TABLE = [
         '{"arguments": {}, "name": "get-weather_2"}\n</tool_call>\nDone.',
         ["Let me see.\n", A, B, "\nDone."],
     ),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}', [A]),  # the text ends before the closing tag
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool', ...),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}', ...),
+    # the text ends early: from the name on, it is a call
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}', [A]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool', [A]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}', [A]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x', [called('{"x')]),
+    ("hermes", '<tool_call>{"name": "f", "argum', [called("")]),
+    ("hermes", '<tool_call>{"name": "f', ...),
     ("hermes", '<tool_call>{"name": "g", "arguments": {"x": 1}}</tool_call>', ...),
-    ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', ...),
-    ("hermes", '<tool_call>{"name": "f"}</tool_call>', ...),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "thought": "lost?"}</tool_call>', ...),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', ...),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 01}}</tool_call>', ...),
+    ("hermes", '<tool_call>{"arguments": {"x": 1}, "name": "g"}</tool_call>', ...),
+    ("hermes", '<tool_call>{"arguments": {"x": 1}}</tool_call>', ...),
+    ("hermes", '<tool_call>{"thought": "lost?", "name": "f", "arguments": {}}</tool_call>', ...),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}, "thought": "?"}</tool_call>', [A]),
+    ("hermes", '<tool_call>{"id": "1", "type": "function", "name": "f", "arguments": {"x": 1}}</tool_call>', [A]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', [called("{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', [called("{}")]),
+    # and also if its JSON breaks
+    ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', [called("[1]")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', [called('{"x": NaN}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 01}}</tool_call>', [called('{"x": 01}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1</tool_call> Done', [called('{"x": 1'), " Done"]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1 < 2 </tool', [called('{"x": 1 < 2 </tool')]),
+    ("hermes", '<tool_call>{"arguments": {"x": 1</tool_call>', ...),
     ("hermes", "<tool_call>" + '{"a":' * 100_000 + "1" + "}" * 100_000 + "</tool_call>", ...),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [A]),
     (
         "hermes",
         '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>{\\"\\\\"}}</tool_call>',
-        [ToolCall(F, '{"x": "</tool_call>{\\"\\\\"}')],
+        [called('{"x": "</tool_call>{\\"\\\\"}')],
     ),
     (
         "hermes",
         '<tool_call><tool_call>{"name": "f", "arguments": {"x": 1}}<tool_call>{"name": "f", "arguments": {"x": 1}}'
         "</tool_call>",
-        ['<tool_call><tool_call>{"name": "f", "arguments": {"x": 1}}', A],
+        ["<tool_call>", A, A],
     ),
     ("hermes", "  \n", ["  \n"]),
     ("hermes", "", []),
@@ -52,10 +81,12 @@ TABLE = [
     ("llama3_json", '\n<|python_tag|>{"name": "f", "parameters": {"x": 1}}\n', [A]),
     ("llama3_json", '{"name": "f", "parameters": {"x": 1}}; {"name": "get-weather_2", "parameters": {}}', [A, B]),
     ("llama3_json", '{"name": "f", "parameters": {"x": 1}}; and so on', [A, "; and so on"]),
-    ("llama3_json", '{"name": "f", "parameters": {"x": 1}} is a call', ...),
+    ("llama3_json", '{"name": "f", "parameters": {"x": 1}} is a call', [A, " is a call"]),
     ("llama3_json", 'Say {"name": "f", "parameters": {"x": 1}}', ...),
     ("llama3_json", '{"answer": 42}', ...),
     ("llama3_json", "<|python_tag|>print(1)", ...),
+    ("llama3_json", "<|pyth", ...),
+    ("llama3_json", "<|python is", ...),
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]', [A]),
     (
         "mistral",
@@ -67,6 +98,44 @@ TABLE = [
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}},', [A, ","]),
     ("mistral", "[TOOL_CALLS] []", ...),
     ("mistral", "[[TOOL_CALLS] [1]", ...),
+    ("mistral", 'Well.[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]get-weather_2[ARGS]{}', ["Well.", A, B]),
+    ("mistral", '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"x": 1}', [A]),
+    ("mistral", '[TOOL_CALLS]f{"x": 1}', [A]),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"x', [called('{"x')]),
+    ("mistral", "[TOOL_CALLS]f[AR", [called("")]),
+    ("mistral", "[TOOL_CALLS]g[ARGS]{}", ...),
+    ("mistral", "[TOOL_CALLS]f and so on {}", ...),
+    ("mistral", "[TOOL_CALLS]f", ...),
+    ("qwen3_coder", TAGGED, [A]),
+    ("qwen3_coder", "Look.\n" + TAGGED.replace("<tool_call>\n", "").replace("\n</tool_call>", ""), ["Look.\n", A]),
+    (
+        "qwen3_coder",
+        TAGGED + "\n<tool_call>\n<function=get-weather_2>\n</function>\n</tool_call>\nDone.",
+        [A, B, "\nDone."],
+    ),
+    ("qwen3_coder", TAGGED.replace("1", "a\n\n<b> "), [called('{"x": "a\\n\\n<b> "}')]),
+    ("qwen3_coder", TAGGED.replace("1", "True"), [called('{"x": true}')]),
+    ("qwen3_coder", TAGGED.replace("\n</function>", "<b></function>"), [A]),
+    ("qwen3_coder", TAGGED.replace("</function>\n", "") + "!", [A, "!"]),
+    ("qwen3_coder", TAGGED[: TAGGED.index("1")], [called("{")]),
+    ("qwen3_coder", TAGGED[: TAGGED.index("</func")], [called('{"x": 1')]),
+    ("qwen3_coder", TAGGED.replace("=f", "=g"), ...),
+    ("qwen3_coder", "<tool_call>\n<func", ...),
+    ("qwen3_coder", "<tool_call>\n<functions", ...),
+    ("pythonic", "[f(x=1)]", [A]),
+    ("pythonic", "[f(x=1), get-weather_2()]", [A, B]),
+    ("pythonic", "<|python_start|>[f(x=1)]<|python_end|>", [A]),
+    (
+        "pythonic",
+        "[f(x='it\\'s [1, \"2\"]', y=(True, {'a': None}))]",
+        [called("""{"x": "it's [1, \\"2\\"]", "y": [true, {"a": null}]}""")],
+    ),
+    ("pythonic", "[f(x=1), ", [A, ", "]),
+    ("pythonic", "[f(x=1, y='a", [called('{"x": 1')]),
+    ("pythonic", "[f(1, x=1)]", [called('{1, "x": 1}')]),
+    ("pythonic", "[g(x=1)]", ...),
+    ("pythonic", "[1, 2]", ...),
+    ("pythonic", "I call [f(x=1)]", ...),
 ]
 
 
@@ -75,7 +144,7 @@ def test_table(dialect: str, text: str, expected: list[str | ToolCall]) -> None:
     wanted = [text] if expected is ... else expected
     steps = (len(text) + 1, 1, 7) if len(text) < 1000 else (len(text) + 1, 1000)
     for step in steps:
-        assert parse(tool_parser(dialect, [F, G]), text, range(0, len(text), step)) == wanted
+        assert parse(tool_parser(dialect, TOOLS), text, range(0, len(text), step)) == wanted
 
 
 fragments = st.sampled_from(
@@ -83,58 +152,67 @@ fragments = st.sampled_from(
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[", "]", ",", ";", " ", "\n", "<", "[TOOL"),
         *('{"name": "f", "arguments": {"x": 1}}', '{"name": "f", "parameters": {}}', '{"name": "h", "arguments": {}}'),
         *('{"', '"', "\\", "{", "}", "word", "é🙂", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+        *("<function=f>", "<parameter=x>", "</parameter>", "</function>", "f[ARGS]", "f(", "x=", "'", ")", TAGGED),
     ]
 )
 texts = st.lists(fragments | st.text(max_size=4), max_size=25).map("".join)
 MAKERS = [*DIALECTS, "required", "named"]
-SYNTAX = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"]
 
 
 def make(kind: str) -> ToolParser:
     if kind in DIALECTS:
-        return tool_parser(kind, [F, G])
-    return ForcedCalls(TOOLS, "required" if kind == "required" else NAMED)
+        return tool_parser(kind, TOOLS)
+    return required_parser(TOOLS) if kind == "required" else StreamedArguments(F)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=300)
 @given(kind=st.sampled_from(MAKERS), text=texts, cuts=st.lists(st.integers(0, 300), max_size=40))
 @example(kind="hermes", text='<tool_call>{"name": "f", "arguments": {}}<tool_call>x', cuts=range(60))
-def test_nothing_is_lost_wherever_the_pieces_end(kind: str, text: str, cuts: list[int]) -> None:
-    """The output is the input without calls and their syntax, for all divisions into pieces."""
+def test_nothing_is_lost_wherever_the_pieces_end(kind: str, text: str, cuts: Sequence[int]) -> None:
+    """The output is the same for all divisions into pieces: the texts in their order, and all text without a call."""
     out = parse(make(kind), text, cuts)
     assert out == parse(make(kind), text)
     at = 0
-    for number, item in enumerate(out):
-        if isinstance(item, ToolCall):
-            start = text.index(item.arguments, at)
-            assert item.arguments == text[start : start + len(item.arguments)]
-            assert json.loads(item.arguments) in ({}, {"x": 1}) or kind == "named"
-            rest = text[at:start]
-            for syntax in [*SYNTAX, '"name"', '"f"', '"arguments"', '"parameters"']:
-                rest = rest.replace(syntax, "")
-            assert not rest.strip(" \t\r\n[]{},;:"), "only syntax is left between the outputs"
-            at = start + len(item.arguments)
-        else:
+    for item in out:
+        if isinstance(item, str):
             start = text.index(item, at)
-            between = text[at:start]
-            for syntax in SYNTAX:
-                between = between.replace(syntax, "")
-            assert number == 0 or not between.strip(" \t\r\n]}"), "only the end of a call is left before a text"
-            assert number > 0 or start == 0
             at = start + len(item)
     if not any(isinstance(item, ToolCall) for item in out):
         assert "".join(map(str, out)) == text
 
 
+@settings(deadline=None, max_examples=100)
+@given(text=texts, before=st.sampled_from(["", "Well. "]), cuts=st.lists(st.integers(0, 300), max_size=40))
+def test_arguments_of_json_pass_as_they_are(text: str, before: str, cuts: Sequence[int]) -> None:
+    arguments = json.dumps({"x": text})
+    for kind, written in (
+        ("hermes", '<tool_call>{"name": "f", "arguments": %s}</tool_call>'),
+        ("mistral", '[TOOL_CALLS][{"arguments": %s, "name": "f"}]'),
+        ("mistral", "[TOOL_CALLS]f[ARGS]%s"),
+    ):
+        found = parse(tool_parser(kind, TOOLS), before + written % arguments, cuts)
+        assert found == [*([before] if before else []), called(arguments)]
+
+
+def test_pieces_of_arguments_go_out_as_they_come() -> None:
+    parser = tool_parser("hermes", TOOLS)
+    assert parser.push('I look. <tool_call>{"name": "f') == ["I look. "]
+    assert parser.push('", "arg') == [called("")]
+    assert parser.push('uments": {"x": "a') == [ToolCall(None, '{"x": "a')]
+    assert parser.push(' b"') == [ToolCall(None, ' b"')]
+    assert parser.push("}}</tool_call> bye") == [ToolCall(None, "}"), " bye"]
+    tagged = tool_parser("qwen3_coder", TOOLS)
+    assert tagged.push("<tool_call><function=f>") == [called("{")]
+    assert tagged.push("<parameter=x>\n1\n</parameter>\n<parameter=y>") == [ToolCall(None, '"x": 1')]
+    assert tagged.push("a</parameter></function>") == [ToolCall(None, ', "y": "a"}')]
+
+
 def test_text_is_not_held_longer_than_it_has_to_be() -> None:
-    parser = tool_parser("hermes", [F])
+    parser = tool_parser("hermes", TOOLS)
     assert parser.push("Well, 1 <") == ["Well, 1 "]
     assert parser.push(" 2") == ["< 2"]
     assert parser.push("<tool_call>{not") == ["<tool_call>{not"]
     assert parser.push(" a call") == [" a call"]
-    forced = ForcedCalls(TOOLS, "required")
-    assert forced.push('[{"name": "f", "arguments": {"x": 1}}') == []
-    assert forced.push(",") == [A]
 
 
 ADVERSARIAL = [
@@ -148,6 +226,12 @@ ADVERSARIAL = [
     "[TOOL_CALLS] [{",
     '[TOOL_CALLS] [{"name": "f", "arguments": {}},',
     '{"name": "f", "parameters": {}};',
+    "[TOOL_CALLS]f[ARGS]{",
+    "<tool_call><function=x>",
+    "<function=f><parameter=x>",
+    "<function=f><parameter=x>1</parameter></function>",
+    "[f(x='",
+    "[f(x=1), ",
     "{",
     '{"',
     '"\\',
@@ -170,29 +254,20 @@ def test_a_megabyte_of_almost_calls_is_linear_work(kind: str, unit: str) -> None
         assert size <= len(text)
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-        lambda v: st.lists(v) | st.dictionaries(st.text(), v),
-    ),
-    st.text(),
-    st.booleans(),
-    st.lists(st.integers(0, 60)),
-)
-def test_the_end_of_json(value: Any, rest: str, ascii_only: bool, cuts: list[int]) -> None:
-    written = json.dumps({"v": value}, ensure_ascii=ascii_only)
-    scanner, text = JsonEnd(), written + rest
-    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    for start, end in pairwise(bounds):
-        at = start + scanner.feed(text[start:end], 0)
-        if scanner.state != "open":
-            break
-    assert (scanner.state, at) == ("done", len(written))
-
-
 def test_no_such_parser() -> None:
     with pytest.raises(ConfigError, match="hermes, llama3_json, mistral"):
-        tool_parser("xml", [F])
+        tool_parser("xml", TOOLS)
+
+
+def test_the_flag_takes_all_names() -> None:
+    kind = get_type_hints(ServerConfig)["tool_call_parser"]
+    assert set(get_args(get_args(kind)[0])) == {*DIALECTS, *ALIASES}
+
+
+def test_other_names_of_the_same_forms() -> None:
+    for name, of in ALIASES.items():
+        assert of in DIALECTS and name not in DIALECTS
+    assert parse(tool_parser("llama4_pythonic", TOOLS), "[f(x=1)]") == [A]
 
 
 # Lines of well-known templates that show their format of calls.
@@ -206,7 +281,10 @@ TEMPLATES: list[tuple[str, str | None]] = [
     # Hermes 2 Pro and Hermes 3
     ("""{{- '\\n<tool_call>\\n' }}{{- '{ ' }}{{- '"arguments": ' }}{{- '\\n</tool_call> ' }}""", "hermes"),
     # Qwen3-Coder, GLM 4.5, Hunyuan, MiroThinker
-    ("{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{{- '</function>\\n</tool_call>' }}", None),
+    (
+        "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{{- '<parameter=' + name + '>' }}</tool_call>",
+        "qwen3_coder",
+    ),
     ("{{- '\\n<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key></tool_call>", None),
     ("<tool_calls>[{% for call in calls %}{{ call.function | tojson }}{% endfor %}]</tool_calls>", None),
     ("<use_mcp_tool>\\n<server_name>{{ name }}</server_name></use_mcp_tool> <tool_call></tool_call>", None),
@@ -217,10 +295,13 @@ TEMPLATES: list[tuple[str, str | None]] = [
         {{- '"parameters": ' }}""",
         "llama3_json",
     ),
-    ("""{{- '<|start_header_id|>user<|end_header_id|>' }}{{- '[func_name1(params_name1=params_value1...)]' }}""", None),
+    (
+        """{{- '<|start_header_id|>user<|end_header_id|>' }}{{- '[func_name1(params_name1=params_value1...)]' }}""",
+        "pythonic",
+    ),
     # Mistral 7B 0.3, Nemo, Small 3.1; Small 3.2 and later
     ("""{{- "[AVAILABLE_TOOLS][" }}{{- "[TOOL_CALLS][" }}{%- set out = tool_call.function|tojson %}""", "mistral"),
-    ("""[AVAILABLE_TOOLS]{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}""", None),
+    ("""[AVAILABLE_TOOLS]{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}""", "mistral"),
     # without calls
     ("{% for message in messages %}{{ message.content }}{% endfor %}", None),
 ]
@@ -247,5 +328,5 @@ def test_templates_of_this_package_show_tools_and_calls(source: str) -> None:
         text = template.render(messages, tools=TOOLS)
         assert G in text and "done" in text, "the model sees the tools"
         shown = text[text.index("Go.") :]
-        assert [part for part in parse(tool_parser("hermes", [F]), shown, [0]) if isinstance(part, ToolCall)] == [A]
+        assert [part for part in parse(tool_parser("hermes", TOOLS), shown, [0]) if isinstance(part, ToolCall)] == [A]
         assert "tool" not in template.render(messages[:1]).lower()

@@ -1,0 +1,1 @@
+"""The forms of tool calls in generated text: their parsers and their grammars."""

@@ -1,0 +1,247 @@
+"""Readers of calls whose arguments are written one by one: in tags, or as in Python. They are given as JSON."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from orca_jax.text.calls.json_call import decoded
+from orca_jax.text.calls.parser import CallState, ToolCall
+from orca_jax.text.json_end import BLANKS
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of the arguments of each tool, by its name."""
+
+MOST_NAME = 128  # characters up to the end of a name
+_END_OF_VALUE = "</parameter>"
+_NAME = re.compile(r"\s*([a-zA-Z0-9_.-]{1,64})\s*")
+_IN_PYTHON = re.compile(r"""["'()\[\]{},]""")
+_IN_STRING = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+_PYTHON_TOKEN = re.compile(
+    r"""(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<word>[A-Za-z_][A-Za-z_0-9]*)|(?P<bracket>[()])""", re.DOTALL
+)
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+class _Members:
+    """A call whose arguments become the members of a JSON object."""
+
+    def __init__(self, schemas: Schemas) -> None:
+        self.state: CallState = "undecided"
+        self._schemas = schemas
+        self._calls: list[ToolCall] = []
+        self._written: list[str] = []  # the text of the name, key or value that is being read
+        self._schema: Mapping[str, Any] = {}
+        self._num_members = 0
+
+    def take(self) -> list[ToolCall]:
+        """Return the pieces of the call since the last `take`."""
+        calls, self._calls = self._calls, []
+        return calls
+
+    def finish(self) -> None:
+        """End the text: a call without an end keeps its whole arguments."""
+
+    def _read_name(self, text: str, at: int, end: str) -> int:
+        """Read up to the character that ends the name, and open the call."""
+        found = text.find(end, at)
+        stop = len(text) if found < 0 else found
+        self._written.append(text[at : min(stop, at + MOST_NAME)])
+        name = "".join(self._written)
+        match = _NAME.fullmatch(name)
+        if found >= 0 and match is not None and match[1] in self._schemas:
+            self.state, self._schema = "open", self._schemas[match[1]]
+            self._calls.append(ToolCall(match[1], "{"))
+            self._written = []
+            return found + 1
+        if found >= 0 or len(name) >= MOST_NAME or (match is None and name.strip(BLANKS)):
+            self.state = "failed"
+        return stop
+
+    def _add(self, member: str) -> None:
+        self._calls.append(ToolCall(None, f", {member}" if self._num_members else member))
+        self._num_members += 1
+
+    def _close(self) -> None:
+        self._calls.append(ToolCall(None, "}"))
+        self.state = "done"
+
+
+class TaggedCall(_Members):
+    """The form of Qwen3-Coder, from the name on: name>, <parameter=KEY>VALUE</parameter> for each, and </function>.
+
+    A value is on lines of its own. The schema of the tool says if it is a string or JSON. Text between the tags is
+    left out.
+    """
+
+    def __init__(self, schemas: Schemas) -> None:
+        super().__init__(schemas)
+        self._tag = ""  # the part of a tag that has arrived
+        self._key: str | None = None
+        self._is_value = False
+
+    def feed(self, text: str, at: int) -> int:
+        """Read `text` from `at` on. Returns the index after the last character read."""
+        if self.state == "undecided":
+            at = self._read_name(text, at, ">")
+        while at < len(text) and self.state == "open":
+            if self._key is None:
+                at = self._read_tag(text, at)
+            elif self._is_value:
+                at = self._read_value(text, at, self._key)
+            else:
+                at = self._read_key(text, at)
+        return at
+
+    def _read_tag(self, text: str, at: int) -> int:
+        if not self._tag and text[at] != "<":
+            start = text.find("<", at)
+            return len(text) if start < 0 else start
+        self._tag += text[at]
+        if self._tag == "<parameter=":
+            self._tag, self._key = "", ""
+        elif self._tag in ("</function>", "</tool_call>"):
+            is_end = self._tag == "</tool_call>"
+            self._close()
+            self.state = "ended" if is_end else "done"
+        elif not any([tag.startswith(self._tag) for tag in ("<parameter=", "</function>", "</tool_call>")]):
+            self._tag = "<" if text[at] == "<" else ""
+        return at + 1
+
+    def _read_key(self, text: str, at: int) -> int:
+        end = text.find(">", at)
+        stop = len(text) if end < 0 else end
+        self._written.append(text[at:stop])
+        if end >= 0:
+            self._key, self._written, self._is_value = "".join(self._written), [], True
+            return end + 1
+        return stop
+
+    def _read_value(self, text: str, at: int, key: str) -> int:
+        keep = len(_END_OF_VALUE) - 1
+        tail = "".join(self._written[-keep:])[-keep:]  # the end may have begun in earlier pieces
+        found = (tail + text[at : at + keep]).find(_END_OF_VALUE) - len(tail) + at
+        if found < at - len(tail):
+            found = text.find(_END_OF_VALUE, at)
+            if found < 0:
+                self._written.append(text[at:])
+                return len(text)
+        end = found + len(_END_OF_VALUE)
+        self._written.append(text[at:end])
+        value = "".join(self._written).removesuffix(_END_OF_VALUE).removeprefix("\n").removesuffix("\n")
+        properties = self._schema.get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        self._add(f"{_json(key)}: {json_of_text(value, schema)}")
+        self._key, self._written, self._is_value = None, [], False
+        return end
+
+
+def json_of_text(text: str, schema: object) -> str:
+    """Return the JSON of a value written as plain text. Its schema says if it may be a string; else it is JSON."""
+    kinds = _kinds(schema)
+    value = decoded(_WORDS.get(text, text))
+    kind = _kind_of(value)
+    is_text = isinstance(value, str) and (value == text or "string" in kinds)
+    if is_text or (kinds and kind not in kinds and "string" in kinds):
+        return _json(text)
+    return _WORDS.get(text, text)
+
+
+def _kind_of(value: object) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def _kinds(schema: object) -> frozenset[str]:
+    """Return the types that a schema allows, as far as it names them; "integer" for "number", too."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    found: set[str] = set()
+    kind = schema.get("type")
+    found.update([kind] if isinstance(kind, str) else [one for one in kind or () if isinstance(one, str)])
+    for value in [schema["const"]] if "const" in schema else schema.get("enum") or ():
+        found.add(_kind_of(value))
+    for keyword in ("anyOf", "oneOf"):
+        for part in schema.get(keyword) or ():
+            found |= _kinds(part)
+    return frozenset(found | {"integer"} if "number" in found else found)
+
+
+class PythonCall(_Members):
+    """A call as in Python, from the name on: name(key=value, ...)."""
+
+    def __init__(self, schemas: Schemas) -> None:
+        super().__init__(schemas)
+        self._quote = ""  # of the string that is being read
+        self._is_escaped = False
+        self._depth = 0
+
+    def feed(self, text: str, at: int) -> int:
+        """Read `text` from `at` on. Returns the index after the last character read."""
+        if self.state == "undecided":
+            at = self._read_name(text, at, "(")
+        while at < len(text) and self.state == "open":
+            start, (at, end) = at, self._next(text, at)
+            self._written.append(text[start : at - len(end)])
+            if end:
+                self._add_argument()
+            if end == ")":
+                self._close()
+        return at
+
+    def _next(self, text: str, at: int) -> tuple[int, str]:
+        """Read up to the next character with a meaning. Returns the index after it, and the end of an argument."""
+        if self._is_escaped:
+            self._is_escaped = False
+            return at + 1, ""
+        found = (_IN_STRING[self._quote] if self._quote else _IN_PYTHON).search(text, at)
+        if found is None:
+            return len(text), ""
+        character = found[0]
+        if self._quote:
+            self._is_escaped = character == "\\"
+            self._quote = self._quote if self._is_escaped else ""
+        elif character in "\"'":
+            self._quote = character
+        elif character in "([{":
+            self._depth += 1
+        elif self._depth and character in ")]}":
+            self._depth -= 1
+        elif not self._depth and character in ",)":
+            return found.end(), character
+        return found.end(), ""
+
+    def _add_argument(self) -> None:
+        written, self._written = "".join(self._written), []
+        key, equals, value = written.partition("=")
+        if equals:
+            self._add(f"{_json(key.strip(BLANKS))}: {json_of_python(value.strip(BLANKS))}")
+        elif written.strip(BLANKS):  # an argument without a name: broken, but the call's
+            self._add(written)
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_of_python(text: str) -> str:
+    """Return the JSON of a literal of Python, or of JSON. A text that is neither stays as it is."""
+    return _PYTHON_TOKEN.sub(_translated, text)
+
+
+def _translated(token: re.Match[str]) -> str:
+    if token["text"] is not None:
+        return _json(_ESCAPE.sub(_unescaped, token["text"][1:-1]))
+    if token["word"] is not None:
+        return _WORDS.get(token["word"], token["word"])
+    return "[" if token["bracket"] == "(" else "]"
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    code = escape[1]
+    if code[0] in "xuU" and len(code) > 1:
+        number = int(code[1:], 16)
+        return chr(number) if number < 0x110000 else escape[0]
+    return _ESCAPES.get(code, code if code in "\\'\"/" else escape[0])

@@ -1,0 +1,113 @@
+"""Separates what a model thinks from its answer, by the tags around it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from orca_jax.text.calls.dialects import ToolParser
+from orca_jax.text.calls.parser import OutputPart, Reasoning
+from orca_jax.text.json_end import BLANKS
+
+
+class ThinkTags(NamedTuple):
+    """The texts around the reasoning of a model."""
+
+    start: str
+    end: str
+
+
+_THINK = ThinkTags("<think>", "</think>")
+TAGS: Mapping[str, ThinkTags] = {
+    **dict.fromkeys(("deepseek_r1", "glm45", "minimax_m2", "olmo3", "qwen3"), _THINK),
+    "mistral": ThinkTags("[THINK]", "[/THINK]"),
+    "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
+}
+"""The tags by vLLM's names of the parsers."""
+
+Opening = Literal["open", "free", "closed"]
+"""The begin of an answer: within the reasoning, or after it; "free" if the model decides."""
+
+
+def inferred_tags(template: str) -> ThinkTags | None:
+    """Return the tags that a chat template writes, or None if it has none, or those of several models."""
+    found = {tags for tags in TAGS.values() if tags.start in template and tags.end in template}
+    return found.pop() if len(found) == 1 else None
+
+
+def opening_of(prompt: str, tags: ThinkTags, continues: bool) -> Opening:
+    """Return where the answer to a prompt begins. `continues` is True if the prompt ends within a message."""
+    text = prompt.rstrip(BLANKS)
+    if text.endswith(tags.start):
+        return "open"
+    if continues:
+        return "open" if text.rfind(tags.start) > text.rfind(tags.end) else "closed"
+    return "closed" if text.endswith(tags.end) else "free"
+
+
+class ReasoningParser:
+    """A parser for text that begins with reasoning. The rest goes to the parser of calls, if there is one.
+
+    The tags, and the blanks around reasoning and before the answer, are left out. Reasoning may have no end.
+
+    Attributes:
+        is_open: True up to the end of the reasoning, or to the first other text.
+    """
+
+    def __init__(self, tags: ThinkTags, opening: Opening, calls: ToolParser | None) -> None:
+        self.is_open = opening != "closed"
+        self._tags, self._calls = tags, calls
+        self._is_inside = opening == "open"
+        self._has_words = False  # of the reasoning, or of the answer after it
+        self._is_after = False  # blanks before the answer are left out
+        self._held = ""
+
+    def push(self, text: str) -> Sequence[OutputPart]:
+        """Add a piece of text, and return the decided pieces."""
+        if not self.is_open:
+            return self._answer(text)
+        text, self._held = self._held + text, ""
+        if not self._is_inside:
+            begun = text.lstrip(BLANKS)
+            if self._tags.start.startswith(begun):  # the beginning of the tag, or nothing
+                self._held = text
+                return []
+            if not begun.startswith(self._tags.start):
+                self.is_open = False
+                return self._answer(text)
+            self._is_inside, text = True, begun.removeprefix(self._tags.start)
+        return self._think(text)
+
+    def finish(self) -> Sequence[OutputPart]:
+        """Return the rest at the end of the text."""
+        held, self._held = self._held, ""
+        if self.is_open and self._is_inside:
+            return [Reasoning(held)] if held.strip(BLANKS) else []
+        parts = list(self._answer(held)) if held else []
+        return parts if self._calls is None else [*parts, *self._calls.finish()]
+
+    def _think(self, text: str) -> list[OutputPart]:
+        if not self._has_words:
+            text = text.lstrip(BLANKS)
+        thought, end, rest = text.partition(self._tags.end)
+        if end:
+            self.is_open, self._is_after, self._has_words = False, True, False
+            shown = thought.rstrip(BLANKS)
+            return [*([Reasoning(shown)] if shown else []), *self._answer(rest)]
+        # Held back: blanks, which may be the last ones, and the beginning of the end tag.
+        shown = text[: len(text) - _begun(text, self._tags.end)].rstrip(BLANKS)
+        self._held = text[len(shown) :]
+        self._has_words = self._has_words or bool(shown)
+        return [Reasoning(shown)] if shown else []
+
+    def _answer(self, text: str) -> Sequence[OutputPart]:
+        if self._is_after:
+            text = text.lstrip(BLANKS)
+            self._is_after = not text
+        if not text:
+            return []
+        return [text] if self._calls is None else self._calls.push(text)
+
+
+def _begun(text: str, tag: str) -> int:
+    """Return the length of the longest beginning of `tag` at the end of `text`."""
+    longest = min(len(tag) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)
