@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.kernels.kv_pages import HeadMajorPages
 from orca_jax.kernels.native import load_library
-from orca_jax.kernels.ragged_attention import native, xla
+from orca_jax.kernels.ragged_attention import RowArrays, Scores, native, xla
 
 LAYERS, PAGE_SIZE = 12, 128
 SHAPES = ((12, 12, 64), (8, 8, 128), (32, 8, 128), (8, 2, 128), (64, 8, 128))  # query heads, KV heads, head dim
@@ -57,7 +57,8 @@ def program(shape: tuple[int, int, int], rows: int, context: int, dtype: str) ->
         attend: Callable[..., jax.Array], q: jax.Array, pages: HeadMajorPages, table: jax.Array, lengths: jax.Array
     ) -> jax.Array:
         def layer(index: jax.Array, x: jax.Array) -> jax.Array:
-            return attend(x, pages, table + index * num_pages, order, ones, lengths, scale=head_dim**-0.5)
+            requests = RowArrays(table + index * num_pages, order, ones, lengths)
+            return attend(x, pages, requests, Scores(head_dim**-0.5))
 
         return jax.lax.fori_loop(0, LAYERS, layer, q)
 

@@ -6,7 +6,6 @@ Token-wise operations run on all tokens of the merged batch; attention alone is 
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from orca_jax.kernels.ragged_attention import (
     NO_WINDOW,
     BackendChoice,
     RowArrays,
+    Scores,
     explain_choice,
     prepare,
     write_and_attend,
@@ -133,7 +133,7 @@ def make_layers(
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
     num_blocks, name = config.cache.num_blocks[0], config.attention_implementation
-    options: dict[str, Any] = {"scale": model.score_scale, "soft_cap": model.attention_soft_cap}
+    scores = Scores(model.score_scale, soft_cap=model.attention_soft_cap)
     windows = [kind.window for kind in model.layer_kinds]
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
@@ -142,37 +142,31 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     of_layer = _prepared_by_layer(batch, config.cache.groups, lambda requests: prepare(device, *shapes, requests, name))
 
     def on_shard(
-        constant: int | None,
         index: Int[Array, ""],
-        window: Int[Array, ""] | None,
+        scores: Scores,
         prepared: Any,
         q: Float[Array, "T H D"],
         k: Float[Array, "T K D"],
         v: Float[Array, "T K D"],
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        scores = {**options, "sliding_window": constant if window is None else window}
-        return write_and_attend(device, q, k, v, pages, prepared, index * num_blocks, implementation=name, **scores)
+        return write_and_attend(device, q, k, v, pages, prepared, index * num_blocks, scores, implementation=name)
 
-    @cache
-    def split(constant: int | None) -> Callable[..., tuple[Array, KVPages]]:
-        """Attention on all shards, with a window that is a constant, or with a traced one."""
-        return jax.shard_map(
-            partial(on_shard, constant),
-            mesh=mesh,
-            in_specs=(everywhere, everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
-            out_specs=(HEADS_SPEC, by_head),
-            check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
-        )
+    split = jax.shard_map(
+        on_shard,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
+        out_specs=(HEADS_SPEC, by_head),
+        check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+    )
 
     def attend(
         layer: int | Int[Array, ""], q: Array, k: Array, v: Array, pages: KVPages
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        window = window_of_layer(windows, layer)
-        constant, traced = (None, window) if isinstance(window, jax.Array) else (window, None)
+        own = scores.with_window(window_of_layer(windows, layer))
         index, prepared = of_layer(layer)
         with jax.named_scope("attention"):
-            return split(constant)(index, traced, prepared, q, k, v, pages)
+            return split(index, own, prepared, q, k, v, pages)
 
     return attend
 
@@ -209,7 +203,7 @@ def _prepared_by_layer(
 
 
 def window_of_layer(windows: Sequence[int | None], layer: int | Int[Array, ""]) -> int | Int[Array, ""] | None:
-    """The window of a layer, as an argument of `write_and_attend`.
+    """The window of a layer.
 
     It is a constant if all windows are equal or the layer is an integer. Otherwise it is a traced scalar, so that one
     program of attention serves all layers.

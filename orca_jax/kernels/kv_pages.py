@@ -85,6 +85,24 @@ class PackedPages(NamedTuple):
 KVPages = HeadMajorPages | PackedPages
 
 
+class RowArrays(NamedTuple):
+    """The requests of an iteration, one for each row, in the pages of one layer.
+
+    Request r has the new tokens `query_start[r] : query_start[r] + query_len[r]` of the batch; they are the last
+    `query_len[r]` of its `context_len[r]` tokens. Requests come in the order of `query_start`: those with one new token
+    first, absent ones (`query_len` 0) last.
+    """
+
+    page_table: Int[Array, "R P"]  # pages of each request; entries past its context are not read
+    query_start: Int[Array, " R"]  # first new token, which is also the first query
+    query_len: Int[Array, " R"]  # number of new tokens; 0 for rows without a request
+    context_len: Int[Array, " R"]  # tokens in the cache after this iteration
+
+    def of_layer(self, first_page: Int[Array, ""]) -> "RowArrays":
+        """The same requests in another layer, with its pages from `first_page` on."""
+        return self._replace(page_table=self.page_table + first_page)
+
+
 def needs_scales(dtype: jnp.dtype) -> bool:
     """True if pages of this type are quantised: all 8-bit types are."""
     return jnp.dtype(dtype).itemsize == 1

@@ -15,7 +15,7 @@ from device_check.loads import TINY, Given, Heads, Requests, attention_of, check
 from device_check.part import Found, Setting, Skip, Write, attempt_all
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, page_tokens
 from orca_jax.kernels.kv_write import write_kv
-from orca_jax.kernels.ragged_attention import RowArrays, prepare, ragged_attention, write_and_attend
+from orca_jax.kernels.ragged_attention import RowArrays, Scores, prepare, ragged_attention, write_and_attend
 from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
 from orca_jax.kernels.ragged_attention.gather import ragged_attention_gather
 from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES
@@ -24,10 +24,9 @@ from orca_jax.kernels.ragged_attention.reference import ragged_attention_referen
 Check = tuple[Found, Callable[[], Callable[[], Found]]]
 """Keywords that describe a check, and a function to prepare it; see `attempt_all`."""
 
-SCALE = 0.25  # of scores, as in the case table
+SCORES = Scores(0.25)  # as in the case table
 MIXED: Requests = [(1, 4096), (1, 1000), (1, 77), (700, 700), (33, 1500)]
-WINDOW = {"sliding_window": 128, "soft_cap": 50.0}
-LOUD = 10.0  # of queries, so that scores come near the cap
+CAP, LOUD = 50.0, 10.0  # of queries, so that scores come near the cap
 # Shapes and types supported by no kernel for GPUs except Triton's.
 WIDE = ("3 heads of 80", "heads of 96", "heads of 256", "bfloat16", "int8 pages", "fp8 pages")
 HALF = replace(CASES[5], name="float16", head_dim=64, page_size=16, dtype="float16", page_dtype="float16")
@@ -66,19 +65,19 @@ def real_sizes(what: str, setting: Setting) -> list[Check]:
     if setting.dry_run:
         batches = [("mixed", [(1, 200), (5, 21)], TINY)]
 
-    def prepare(requests: Requests, heads: Heads, options: Found) -> Callable[[], Found]:
-        loud = LOUD if "soft_cap" in options else 1.0
-        options = {**options, "scale": heads.head_dim**-0.5 * loud}
-        attend = attention_of(what, setting, **options)
+    def prepare(requests: Requests, heads: Heads, cap: float | None) -> Callable[[], Found]:
+        loud = LOUD if cap else 1.0
+        scores = Scores(heads.head_dim**-0.5 * loud, 128 if cap else None, cap)
+        attend = attention_of(what, setting, scores)
         batches = [make_batch(requests, heads, seed) for seed in (0, 1)]
         # The reference computes one row after the other in one program; its compilation would take too long.
         oracle = ragged_attention_gather if len(requests) > 16 else ragged_attention_reference
-        return compare(attend, options, batches, 0.03 * (2 if loud > 1 else 1), oracle)
+        return compare(attend, scores, batches, 0.03 * (2 if cap else 1), oracle)
 
     return [
-        ({"case": f"{name}, {kind}"}, partial(prepare, requests, heads, options))
+        ({"case": f"{name}, {kind}"}, partial(prepare, requests, heads, cap))
         for name, requests, heads in batches
-        for kind, options in (("causal", {}), ("window and soft cap", WINDOW))
+        for kind, cap in (("causal", None), ("window and soft cap", CAP))
     ]
 
 
@@ -95,7 +94,7 @@ def cases(what: str, setting: Setting) -> list[Check]:
     def prepare(case: Case) -> Callable[[], Found]:
         given: Any = [jax.tree.map(jnp.asarray, tuple(make_arrays(case, seed, layout="packed"))) for seed in (0, 1)]
         # Sums have another order, and on a TPU products of float32 consist of several in bfloat16.
-        return compare(attention_of(what, setting, **case.options), case.options, given, max(case.tolerance, 1e-4))
+        return compare(attention_of(what, setting, case.scores), case.scores, given, max(case.tolerance, 1e-4))
 
     return [({"case": case.name}, partial(prepare, case)) for case in table if case.name in names]
 
@@ -107,19 +106,19 @@ def big_cache(what: str, setting: Setting) -> list[Check]:
         return []
 
     def prepare() -> Callable[[], Found]:
-        q, pages, table, *rows = make_batch([(1, 900), (40, 300)], heads)
+        q, pages, requests = make_batch([(1, 900), (40, 300)], heads)
         num_pages, used = BIG // (heads.page_size * heads.token_bytes), pages.kv.shape[0]
         create = jax.jit(lambda kv: jnp.zeros((num_pages, *kv.shape[1:]), kv.dtype).at[num_pages - used :].set(kv))
-        given: Any = (q, PackedPages(create(pages.kv)), table + (num_pages - used), *rows)
-        options = {"scale": heads.head_dim**-0.5}
-        return compare(attention_of(what, setting, **options), options, [given], 0.03)
+        given = q, PackedPages(create(pages.kv)), requests.of_layer(jnp.int32(num_pages - used))
+        scores = Scores(heads.head_dim**-0.5)
+        return compare(attention_of(what, setting, scores), scores, [given], 0.03)
 
     return [({"case": "the end of a cache of more than 2**31 elements"}, prepare)]
 
 
 def compare(
     attend: Callable[..., jax.Array],
-    options: dict[str, Any],
+    scores: Scores,
     batches: Sequence[Given],
     tolerance: float,
     reference: Callable[..., jax.Array] = ragged_attention_reference,
@@ -130,7 +129,7 @@ def compare(
 
     Args:
         attend: the implementation.
-        options: of the oracle.
+        scores: of the oracle.
         batches: batches of the same shapes.
         tolerance: the allowed difference.
         reference: the oracle.
@@ -139,13 +138,13 @@ def compare(
         Skip: the implementation does not support such a batch.
     """
     with jax.default_matmul_precision("highest"):
-        oracle = compiled(partial(reference, **options), batches[0])
+        oracle = compiled(partial(reference, scores=scores), batches[0])
     program = compiled(attend, batches[0])
 
     def run() -> Found:
         worst: Found = {"difference": -1.0}
         for given in batches:
-            used = int(given[4].sum())
+            used = int(given[2].query_len.sum())
             wanted = np.asarray(oracle(*given), np.float32)[:used]
             found, again = (np.asarray(program(*given), np.float32) for _ in range(2))
             result = judged(np.abs(wanted - found[:used]), tolerance)
@@ -209,7 +208,7 @@ def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
         (expected, wanted), (actual, found) = (
             (out, values_of(x, case)) for out, x in (oracle(*given), program(*given))
         )
-        owned = slots_of_requests(arrays.page_table, arrays.context_len, case, wanted.shape[0])
+        owned = slots_of_requests(arrays.requests, case, wanted.shape[0])
         others = ~owned.any(axis=1)
         if not np.array_equal(found[others], wanted[others], equal_nan=True):
             return {"error": "pages that belong to no request were changed"}
@@ -219,26 +218,26 @@ def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
         if not (in_pages <= step).all():
             return {"in_pages": float(in_pages.max()), "error": "pages differ from the oracle's"}
         apart = np.abs(np.asarray(expected, np.float32) - np.asarray(actual, np.float32))
-        return {"in_pages": float(in_pages.max()), **judged(apart[: int(arrays.query_len.sum())], tolerance)}
+        return {"in_pages": float(in_pages.max()), **judged(apart[: int(arrays.requests.query_len.sum())], tolerance)}
 
     return run
 
 
 def one_after_the_other(
-    write: str, q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, *rows: jax.Array
+    write: str, q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, requests: RowArrays
 ) -> tuple[jax.Array, KVPages]:
     """Write new keys and values with the implementation `write`, then attend over them with the oracle."""
-    written = write_kv(pages, k, v, *rows, implementation=write)
-    return ragged_attention(q, written, *rows, scale=SCALE, implementation="reference"), written
+    written = write_kv(pages, k, v, requests, implementation=write)
+    return ragged_attention(q, written, requests, SCORES, implementation="reference"), written
 
 
 def one_layer(
-    q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, *rows: jax.Array
+    q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, requests: RowArrays
 ) -> tuple[jax.Array, KVPages]:
     """The same, as a layer on a TPU does it."""
     device, shape = jax.devices()[0], jax.ShapeDtypeStruct(q.shape, q.dtype)
-    prepared = prepare(device, shape, pages, RowArrays(*rows), "tpu")
-    return write_and_attend(device, q, k, v, pages, prepared, jnp.int32(0), scale=SCALE, implementation="tpu")
+    prepared = prepare(device, shape, pages, requests, "tpu")
+    return write_and_attend(device, q, k, v, pages, prepared, jnp.int32(0), SCORES, implementation="tpu")
 
 
 def values_of(pages: PackedPages, case: Case) -> np.ndarray:
@@ -248,10 +247,10 @@ def values_of(pages: PackedPages, case: Case) -> np.ndarray:
     return np.asarray(read(pages)).reshape(num_pages, case.page_size, -1)
 
 
-def slots_of_requests(table: np.ndarray, context: np.ndarray, case: Case, num_pages: int) -> np.ndarray:
+def slots_of_requests(requests: RowArrays, case: Case, num_pages: int) -> np.ndarray:
     """Mask `[N, S]` of the slots with a token of a request."""
     owned = np.zeros((num_pages, case.page_size), bool)
-    for pages, count in zip(table, context, strict=True):
+    for pages, count in zip(*map(np.asarray, (requests.page_table, requests.context_len)), strict=True):
         place = np.arange(count)
         owned[pages[place // case.page_size], place % case.page_size] = True
     return owned

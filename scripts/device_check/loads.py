@@ -11,12 +11,12 @@ import numpy as np
 
 from device_check.part import Setting, Skip
 from orca_jax.kernels.kv_pages import PackedPages
-from orca_jax.kernels.ragged_attention import ragged_attention
+from orca_jax.kernels.ragged_attention import RowArrays, Scores, ragged_attention
 
 Requests = list[tuple[int, int]]
 """For each request, the tokens of this iteration and the context after them."""
-Given = tuple[jax.Array, PackedPages, jax.Array, jax.Array, jax.Array, jax.Array]
-"""Queries, pages, page table, and for each row its first query, number of queries and context."""
+Given = tuple[jax.Array, PackedPages, RowArrays]
+"""Queries, pages and requests."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def make_batch(requests: Requests, heads: Heads, seed: int = 0) -> Given:
         jax.random.key(2 * seed + 1), (int(length.sum()), heads.num_heads, heads.head_dim), jnp.bfloat16
     )
     first = (np.cumsum(length) - length).astype(np.int32)
-    return q, PackedPages(kv), *(jnp.asarray(x) for x in (table, first, length, context))  # type: ignore[return-value]
+    return q, PackedPages(kv), RowArrays(*(jnp.asarray(x) for x in (table, first, length, context)))
 
 
 def check_fit(name: str, setting: Setting) -> None:
@@ -67,17 +67,17 @@ def check_fit(name: str, setting: Setting) -> None:
         raise Skip("needs jax 0.12 or newer: older simulators require every thread to wait for a barrier's completion")
 
 
-def attention_of(name: str, setting: Setting, **options: Any) -> Callable[..., jax.Array]:
+def attention_of(name: str, setting: Setting, scores: Scores) -> Callable[..., jax.Array]:
     """An implementation as a function of the arrays of `make_batch`; in a dry run kernels are interpreted."""
     if name == "dense":
-        return partial(dense_attention, **options)
+        return partial(dense_attention, scores=scores)
     if setting.dry_run and name in ("gpu", "triton", "tpu"):
-        return interpreted(name, **options)
-    return partial(ragged_attention, implementation=name, **options)
+        return interpreted(name, scores)
+    return partial(ragged_attention, scores=scores, implementation=name)
 
 
 def planned_attention_of(
-    name: str, setting: Setting, **options: Any
+    name: str, setting: Setting, scores: Scores
 ) -> tuple[Callable[..., Any], Callable[..., jax.Array]]:
     """A plan of the requests, as made once for all layers, and attention by it in the layer from a given page on.
 
@@ -88,40 +88,38 @@ def planned_attention_of(
 
         interpret = setting.dry_run
         return prepare, lambda q, pages, plan, first: attend_prepared(
-            q, pages, plan.of_layer(first), interpret=interpret, **options
+            q, pages, plan.of_layer(first), scores, interpret=interpret
         )
-    attend = attention_of(name, setting, **options)
-    return lambda q, pages, *rows: rows, lambda q, pages, rows, first: attend(q, pages, rows[0] + first, *rows[1:])
+    attend = attention_of(name, setting, scores)
+    return lambda q, pages, requests: requests, lambda q, pages, plan, first: attend(q, pages, plan.of_layer(first))
 
 
-def interpreted(name: str, **options: Any) -> Callable[..., jax.Array]:
+def interpreted(name: str, scores: Scores) -> Callable[..., jax.Array]:
     """Kernels for accelerators, interpreted on a CPU."""
     if name == "tpu":
         from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 
-        return partial(ragged_attention_tpu, interpret=True, **options)
+        return partial(ragged_attention_tpu, interpret=True, scores=scores)
     if name == "triton":
         from orca_jax.kernels.ragged_attention.triton import ragged_attention_triton
 
-        return partial(ragged_attention_triton, multiprocessors=1, interpret=True, **options)
+        return partial(ragged_attention_triton, multiprocessors=1, interpret=True, scores=scores)
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     from orca_jax.kernels.ragged_attention.hopper.attention import ragged_attention_gpu
 
-    return partial(ragged_attention_gpu, multiprocessors=1, interpret=plgpu.InterpretGPUParams(), **options)
+    return partial(ragged_attention_gpu, multiprocessors=1, interpret=plgpu.InterpretGPUParams(), scores=scores)
 
 
-def dense_attention(
-    q: jax.Array, pages: PackedPages, table: jax.Array, start: jax.Array, length: jax.Array, context: jax.Array, *,
-    scale: float,
-) -> jax.Array:  # fmt: skip
+def dense_attention(q: jax.Array, pages: PackedPages, requests: RowArrays, scores: Scores) -> jax.Array:
     """The obvious program: gather every row's pages, attend densely. All rows have the same number of queries."""
+    table, _, length, context = requests
     rows, tokens = table.shape[0], q.shape[0] // table.shape[0]
     head_dim = q.shape[2]
     kv = pages.kv[table].reshape(rows, -1, pages.kv.shape[2] // (2 * head_dim), 2, head_dim)
     grouped = q.reshape(rows, tokens, kv.shape[2], -1, head_dim)
-    scores = jnp.einsum("rtkgd,rckd->rkgtc", grouped, kv[:, :, :, 0], preferred_element_type=jnp.float32) * scale
+    products = jnp.einsum("rtkgd,rckd->rkgtc", grouped, kv[:, :, :, 0], preferred_element_type=jnp.float32)
     position = (context - length)[:, None] + jnp.arange(tokens)
     visible = jnp.arange(kv.shape[1]) <= position[..., None]  # [R, t, C]
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -1e30), axis=-1).astype(q.dtype)
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], products * scores.scale, -1e30), axis=-1).astype(q.dtype)
     return jnp.einsum("rkgtc,rckd->rtkgd", weights, kv[:, :, :, 1]).reshape(q.shape)

@@ -14,6 +14,7 @@ from device_check.loads import TINY, Heads, attention_of, check_fit, llama, make
 from device_check.part import Found, Setting, Skip, Write, attempt, gib
 from device_check.rates import GIB, bytes_of_device, compile_calls, seconds_per_call, timed
 from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.ragged_attention import RowArrays, Scores
 
 ROWS, CONTEXTS = (64, 1, 8, 256), (512, 4096, 32768)  # of increments
 CHUNKS = ((2048, 2048), (64, 32768), (16384, 16384), (512, 512), (1024, 1024), (4096, 4096), (8192, 8192))
@@ -114,11 +115,11 @@ class Increments:
         """A program of all calls; each adds the last one's output to its queries. A TPU's plan is made once."""
         rows, width = self.rows, args[2].shape[1]
         start, one = jnp.arange(rows, dtype=jnp.int32), jnp.ones(rows, jnp.int32)
-        prepare, attend = planned_attention_of(self.name, self.setting, scale=self.heads.head_dim**-0.5)
+        prepare, attend = planned_attention_of(self.name, self.setting, Scores(self.heads.head_dim**-0.5))
 
         def calls(q: jax.Array, kv: jax.Array, table: jax.Array, layers: jax.Array, contexts: jax.Array) -> jax.Array:
             pages = PackedPages(kv)
-            plan = prepare(q, pages, table, start, one, contexts)
+            plan = prepare(q, pages, RowArrays(table, start, one, contexts))
 
             def call(i: jax.Array, q: jax.Array) -> jax.Array:
                 return q + attend(q, pages, plan, i % layers[0] * layers[1]) * jnp.bfloat16(1e-8)
@@ -147,12 +148,12 @@ class Increments:
 
 def chunk(what: str, setting: Setting, heads: Heads, tokens: int, context: int) -> Found:
     """Measure the last `tokens` of one prompt."""
-    scores = 10 * heads.num_heads * tokens * context  # bytes: in float32 twice, and in bf16
-    if what == "dense" and scores > bytes_of_device() * 6 // 10:
-        raise Skip(f"scores take {gib(scores)}")
-    q, pages, *rows = make_batch([(tokens, context)], heads)
-    attend = attention_of(what, setting, scale=heads.head_dim**-0.5)
-    return chunk_rate(heads, (tokens, context), setting, lambda q, kv: attend(q, PackedPages(kv), *rows), q, pages.kv)
+    size = 10 * heads.num_heads * tokens * context  # bytes of scores: in float32 twice, and in bf16
+    if what == "dense" and size > bytes_of_device() * 6 // 10:
+        raise Skip(f"scores take {gib(size)}")
+    q, pages, rows = make_batch([(tokens, context)], heads)
+    attend = attention_of(what, setting, Scores(heads.head_dim**-0.5))
+    return chunk_rate(heads, (tokens, context), setting, lambda q, kv: attend(q, PackedPages(kv), rows), q, pages.kv)
 
 
 def chunk_rate(

@@ -13,7 +13,7 @@ import numpy as np
 from device_check.loads import TINY, Heads, check_fit, llama, make_batch
 from device_check.part import Found, Setting, Skip, Write, attempt
 from device_check.speed import Increments, chunk
-from orca_jax.kernels.ragged_attention import gpu_plan, ragged_attention
+from orca_jax.kernels.ragged_attention import Scores, gpu_plan, ragged_attention
 from orca_jax.kernels.ragged_attention.gpu_plan import PipelineSize
 
 INCREMENTS = [PipelineSize(*size) for size in ((64, 4), (64, 6), (128, 2), (128, 3))]
@@ -90,7 +90,7 @@ def counters(what: str, setting: Setting, write: Write) -> None:
     for about, batch in (("increments", [(1, 64 if setting.dry_run else 4096)] * 64), ("chunk", [(64, 64)])):
         requests = batch if setting.dry_run or about == "increments" else [(2048, 2048)]
         given = make_batch(requests, heads)
-        attend = jax.jit(partial(ragged_attention, implementation=name, scale=heads.head_dim**-0.5))
+        attend = jax.jit(partial(ragged_attention, scores=Scores(heads.head_dim**-0.5), implementation=name))
 
         def run(given: Any = given, attend: Any = attend) -> Found:
             return {"finite": bool(jnp.isfinite(attend(*given)).all()), "report": "in the log"}

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +22,7 @@ from orca_jax.exec.pack import Layout
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout
 from orca_jax.exec.sampling.programs import make_plain_sampler
-from orca_jax.kernels.kv_pages import PackedPages, pages_shape
+from orca_jax.kernels.kv_pages import PackedPages, RowArrays, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
@@ -120,30 +121,30 @@ def compile_and_read(
 
 def compile_attention(ptxas: Path, card: str, name: str, case: Case, *, rows: int, tokens: int) -> Compiled:
     """Compile one call of a backend with the heads and pages of a case, over a cache of 256 MiB."""
-    pages, q, ids = _shapes(case, rows, tokens)
+    pages, q, requests = _shapes(case, rows, tokens)
     with jax.set_mesh(mesh_of(card)):
-        attend = jax.jit(lambda *args: ragged_attention(*args, **case.options, implementation=name))
-        return compile_and_read(attend.lower(q, pages, *ids), pages.kv.shape, ptxas)
+        attend = jax.jit(partial(ragged_attention, implementation=name))
+        return compile_and_read(attend.lower(q, pages, requests, case.scores), pages.kv.shape, ptxas)
 
 
 def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int) -> tuple[Compiled, int]:
     """Compile `write_kv` alone. Returns the program and the bytes of the cache."""
-    pages, _, ids = _shapes(case, rows, tokens)
+    pages, _, requests = _shapes(case, rows, tokens)
     new = jax.ShapeDtypeStruct((tokens, case.num_kv_heads, case.head_dim), jnp.bfloat16)
     with jax.set_mesh(mesh_of(card)):
-        lowered = jax.jit(write_kv, donate_argnums=0).lower(pages, new, new, *ids)
+        lowered = jax.jit(write_kv, donate_argnums=0).lower(pages, new, new, requests)
         return compile_and_read(lowered, pages.kv.shape, ptxas), _bytes(pages)
 
 
-def _shapes(case: Case, rows: int, tokens: int) -> tuple[PackedPages, jax.ShapeDtypeStruct, list[jax.ShapeDtypeStruct]]:
+def _shapes(case: Case, rows: int, tokens: int) -> tuple[PackedPages, jax.ShapeDtypeStruct, RowArrays]:
     """Shapes of 256 MiB of pages, of queries and of the other arguments."""
     dtype = jnp.dtype(case.page_dtype)
     num_pages = (256 << 20) // (case.num_kv_heads * 2 * case.head_dim * dtype.itemsize * case.page_size)
     pages = pages_shape("packed", num_pages, case.num_kv_heads, case.head_dim, case.page_size, dtype)
     assert isinstance(pages, PackedPages)
     q = jax.ShapeDtypeStruct((tokens, case.num_heads, case.head_dim), case.dtype)
-    ids = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, PAGES_PER_ROW), (rows,), (rows,), (rows,))]
-    return pages, q, ids
+    shapes = (rows, PAGES_PER_ROW), (rows,), (rows,), (rows,)
+    return pages, q, RowArrays(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # type: ignore[arg-type]
 
 
 def _bytes(pages: PackedPages) -> int:

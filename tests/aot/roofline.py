@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from orca_jax.kernels.kv_pages import RowArrays
 from orca_jax.kernels.ragged_attention.gpu_plan import (
     CHUNK_BLOCKS,
     INCREMENT_BLOCKS,
@@ -124,7 +125,9 @@ def chunks(card: Card, heads: Heads, tokens: int) -> list[str]:
     """A row for one prompt from its first token. Its share counts the products below the diagonal."""
     block, stages = CHUNK_BLOCKS
     start, length = jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32)
-    tiles = cut_queries(start, length, length, size=TILE, num_tokens=tokens, block=block, sliding_window=None)
+    tiles = cut_queries(
+        RowArrays(start[None], start, length, length), size=TILE, num_tokens=tokens, block=block, sliding_window=None
+    )
     total = int(tiles.total[0])
     _, _, number, position, first, _ = np.asarray(tiles.fields)[:, :total][:, ::-1]
     blocks = shares(np.repeat(-(-(position + number - first) // block), heads.num_heads), card).max()

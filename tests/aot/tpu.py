@@ -23,7 +23,7 @@ from orca_jax.exec.pack import Layout
 from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
 from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, needs_scales, pages_shape
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, needs_scales, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
@@ -111,10 +111,10 @@ def compile_attention(
     mesh = mesh_of(generation, 1)
     pages = _pages_of(case, dtype, mesh)
     q = _array(mesh, (tokens, case.num_heads, case.head_dim), "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype)
-    requests = [_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))]
-    attend = jax.jit(lambda *args: ragged_attention_tpu(*args, **case.options))
+    requests = _requests(mesh, rows, pages_per_row)
+    attend = jax.jit(ragged_attention_tpu)
     with jax.set_mesh(mesh):  # Pallas takes the generation from the mesh
-        return read(attend.lower(q, pages, *requests).compile(), pages)
+        return read(attend.lower(q, pages, requests, case.scores).compile(), pages)
 
 
 def compile_write(generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int) -> Compiled:
@@ -124,10 +124,14 @@ def compile_write(generation: str, case: Case, dtype: str, *, rows: int, tokens:
     new = _array(
         mesh, (tokens, case.num_kv_heads, case.head_dim), "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype
     )
-    requests = [_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))]
+    requests = _requests(mesh, rows, pages_per_row)
     write = jax.jit(lambda *args: write_kv(*args, implementation="tpu"), donate_argnums=0)
     with jax.set_mesh(mesh):
-        return read(write.lower(pages, new, new, *requests).compile(), pages)
+        return read(write.lower(pages, new, new, requests).compile(), pages)
+
+
+def _requests(mesh: Mesh, rows: int, pages_per_row: int) -> RowArrays:
+    return RowArrays(*(_array(mesh, shape) for shape in ((rows, pages_per_row), (rows,), (rows,), (rows,))))  # type: ignore[arg-type]
 
 
 def _pages_of(case: Case, dtype: str, mesh: Mesh) -> KVPages:

@@ -263,8 +263,8 @@ def test_a_wrong_kernel_is_found_and_a_refusal_is_a_skip(monkeypatch: pytest.Mon
 
     def found(change: Callable[[jax.Array], jax.Array]) -> dict[str, Any]:
         """The result for an attention with changed outputs."""
-        right = partial(ragged_attention, **CASES[0].options, implementation="reference")
-        return compare(lambda *args: change(right(*args)), CASES[0].options, [given], 1e-4)()
+        right = partial(ragged_attention, scores=CASES[0].scores, implementation="reference")
+        return compare(lambda *args: change(right(*args)), CASES[0].scores, [given], 1e-4)()
 
     def refuse(out: jax.Array) -> jax.Array:
         raise NotImplementedError("heads of 7")

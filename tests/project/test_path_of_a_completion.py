@@ -152,7 +152,7 @@ FORMS: dict[str, set[str]] = {
     "'columns of the row table'": set(),
     "Segment": set(),
     "'vector of a launch'": {"Kept"},
-    "Batch": {"RowArrays", "Draws", "SamplingParameters"},
+    "Batch": {"RowArrays", "Scores", "Draws", "SamplingParameters"},
     "Drawn": {"Launch", "JaxHandle"},
     "MemberResult": {"StepResult"},
     "RequestUpdate": {"Updates"},

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jaxtyping import TypeCheckError
 
-from orca_jax.kernels.kv_pages import HeadMajorPages
+from orca_jax.kernels.kv_pages import HeadMajorPages, RowArrays
 from orca_jax.kernels.kv_write import write_kv
 
 
@@ -30,7 +30,7 @@ def test_no_implicit_promotion() -> None:
 def test_shapes_are_checked() -> None:
     pages = HeadMajorPages(jnp.zeros((4, 2, 8, 16)), jnp.zeros((4, 2, 8, 16)))
     new = jnp.zeros((3, 2, 8))
-    requests = [jnp.array(x, jnp.int32) for x in ([[1]], [0], [3], [3])]
-    write_kv(pages, new, new, *requests)
+    requests = RowArrays(*(jnp.array(x, jnp.int32) for x in ([[1]], [0], [3], [3])))
+    write_kv(pages, new, new, requests)
     with pytest.raises(TypeCheckError):
-        write_kv(pages, new, new[:, :1], *requests)
+        write_kv(pages, new, new[:, :1], requests)

@@ -19,13 +19,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from orca_jax.kernels.backend import Backend, named_backend
 from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
     KVPages,
     PackedPages,
+    RowArrays,
     as_bytes,
     page_scales,
     quantise_tokens,
@@ -42,25 +43,17 @@ def write_kv(
     pages: KVPages,
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    requests: RowArrays,
     *,
     implementation: str | None = None,
 ) -> KVPages:
     """Write new tokens to their pages, and return the pages. Padding is not written.
 
-    Requests are described as for `ragged_attention`.
-
     Args:
         pages: pages to update; donated by the caller, so that the update is in place.
         k: new keys of all requests, flattened.
         v: new values.
-        page_table: pages of each request, as indices into `pages`.
-        query_start: first token of each request in `k` and `v`.
-        query_len: number of new tokens; 0 for rows without a request.
-        context_len: tokens in the cache after this iteration; the new ones come last.
+        requests: the requests, with indices into `pages`.
         implementation: "scatter", "tpu", "blocks" or "pages"; None takes the default for the layout and type.
 
     Raises:
@@ -68,25 +61,22 @@ def write_kv(
     """
     by_default = "blocks" if isinstance(pages, HeadMajorPages) else "pages" if pages.is_quantised else "scatter"
     name = implementation or by_default
-    rows = page_table, query_start, query_len, context_len
     if name in _PLAIN:
-        return _PLAIN[name](pages, k, v, *rows)
+        return _PLAIN[name](pages, k, v, requests)
     backend = named_backend(BACKENDS, name)
     if backend is None:
         known = [*_PLAIN, *(backend.name for backend in BACKENDS)]
         raise NotImplementedError(f"write_kv has no implementation {name!r}; use one of {', '.join(known)}")
-    written: KVPages = backend.load().write(pages, k, v, *rows)
+    written: KVPages = backend.load().write(pages, k, v, requests)
     return written
 
 
-def _pages(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> KVPages:
+def _pages(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     """Read all pages with new tokens, merge these in, and write the pages together. Invalid pieces are dropped."""
     if not isinstance(pages, PackedPages) or pages.scale is None:
         raise NotImplementedError("write_kv 'pages' writes packed pages that are quantised")
     num_tokens, _, head_dim = k.shape
-    count, pieces = cut(pages.page_size, num_tokens, page_table, query_start, query_len, context_len)
+    count, pieces = cut(pages.page_size, num_tokens, requests)
     slot = jnp.arange(pages.page_size, dtype=jnp.int32)
     token = jnp.clip(pieces.token[:, None] + slot, 0, num_tokens - 1)  # [M, S]
     is_old = slot < pieces.begin[:, None]
@@ -105,25 +95,16 @@ def _pages(
     return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 
 
-def _blocks(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> KVPages:
+def _blocks(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     """Write requests with one token first, a slot each; then the other requests, one page at a time."""
     write = _head_major if isinstance(pages, HeadMajorPages) else _packed
-    written: KVPages = write(pages, k, v, page_table, query_start, query_len, context_len)  # type: ignore[arg-type]
+    written: KVPages = write(pages, k, v, requests)  # type: ignore[arg-type]
     return written
 
 
-def _head_major(
-    pages: HeadMajorPages,
-    k: Array,
-    v: Array,
-    page_table: Array,
-    query_start: Array,
-    query_len: Array,
-    context_len: Array,
-) -> HeadMajorPages:
+def _head_major(pages: HeadMajorPages, k: Array, v: Array, requests: RowArrays) -> HeadMajorPages:
     """Write the stored form of each token, with its scales if pages are quantised."""
+    page_table, query_start, query_len, context_len = requests
     size = pages.page_size
     pools = [pool for pool in pages if pool is not None]  # [N, K, (D,) S]
     new = [k.astype(pages.dtype), v.astype(pages.dtype)]  # [T, K(, D)]
@@ -167,15 +148,14 @@ def _head_major(
     return HeadMajorPages(*lax.fori_loop(jnp.sum(query_len == 1), jnp.sum(query_len > 0), chunk, pools))
 
 
-def _packed(
-    pages: PackedPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> PackedPages:
+def _packed(pages: PackedPages, k: Array, v: Array, requests: RowArrays) -> PackedPages:
     """Write slots of packed pages; quantised ones are read and written whole."""
+    page_table, query_start, query_len, context_len = requests
     size, head_dim = pages.page_size, k.shape[2]
     num_increments = jnp.sum(query_len == 1)
     num_requests = jnp.sum(query_len > 0)
     if not pages.is_quantised:
-        pages = _write_slots(pages, k, v, page_table, query_start, context_len, num_increments)
+        pages = _write_slots(pages, k, v, requests, num_increments)
         if k.shape[0] == 1:
             return pages
     # The slice of tokens for a partly filled page may begin before the first token and end past the last.
@@ -204,16 +184,9 @@ def _packed(
     return lax.fori_loop(0 if pages.is_quantised else num_increments, num_requests, chunk, pages)
 
 
-def _write_slots(
-    pages: PackedPages,
-    k: Array,
-    v: Array,
-    page_table: Array,
-    query_start: Array,
-    context_len: Array,
-    num_increments: Array,
-) -> PackedPages:
+def _write_slots(pages: PackedPages, k: Array, v: Array, requests: RowArrays, num_increments: Array) -> PackedPages:
     """Write the token of each of the first rows."""
+    page_table, query_start, _, context_len = requests
     size = pages.page_size
 
     def increment(row: jax.Array, pages: PackedPages) -> PackedPages:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from orca_jax.kernels.kv_pages import RowArrays
 from orca_jax.kernels.work_list import lay_out
 
 
@@ -26,26 +27,15 @@ class PagePieces(NamedTuple):
         return page
 
 
-def cut(
-    page_size: int,
-    num_tokens: int,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-) -> tuple[Int[Array, ""], PagePieces]:
+def cut(page_size: int, num_tokens: int, requests: RowArrays) -> tuple[Int[Array, ""], PagePieces]:
     """Cut new tokens into pieces. Returns their number, and arrays for as many as there may be.
-
-    Requests are described as for `write_kv`.
 
     Args:
         page_size: tokens in a page.
         num_tokens: T, the new tokens of all requests with padding.
-        page_table: pages of each request.
-        query_start: first token of each request.
-        query_len: number of new tokens; 0 for rows without tokens to write.
-        context_len: tokens in the cache after this iteration.
+        requests: the requests; `query_len` is 0 for rows without tokens to write.
     """
+    page_table, query_start, query_len, context_len = requests
     first, rows = context_len - query_len, query_len.shape[0]
     count = jnp.where(query_len > 0, (context_len + page_size - 1) // page_size - first // page_size, 0)
     # Each piece has a token at least. A request fills some pages, and begins and ends in two others.

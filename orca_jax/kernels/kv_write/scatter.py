@@ -4,15 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, slots
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, RowArrays, slots
 
 
-def scatter(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> KVPages:
+def scatter(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     """Write all tokens at once, each to its slot. Padding gets a page out of range, so that its write is dropped."""
     if pages.is_quantised:
         raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
+    page_table, query_start, query_len, context_len = requests
     token = jnp.arange(k.shape[0], dtype=jnp.int32)
     past = (token[:, None] >= query_start + query_len) & (query_len > 0)
     request = past.sum(axis=1, dtype=jnp.int32)  # requests that end before this token

@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, slots, tile_tokens
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, slots, tile_tokens
 from orca_jax.kernels.kv_write.pieces import PagePieces, cut
 from orca_jax.kernels.kv_write.scatter import scatter
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
@@ -177,22 +177,20 @@ def _kernel(count: Any, *refs: Any, group: int) -> None:
         transfers.stored(piece, buffer)
 
 
-def write(
-    pages: KVPages, k: Array, v: Array, page_table: Array, query_start: Array, query_len: Array, context_len: Array
-) -> KVPages:
+def write(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     """Scatter increments (the first rows and tokens), write chunks by a kernel. Quantised pages have one for both."""
     if (reason := refusal(pages)) is not None:
         raise NotImplementedError(reason)
     assert isinstance(pages, PackedPages), "refusal accepts packed pages only"
-    cut_pages = partial(cut, pages.page_size, k.shape[0], page_table, query_start)
+    num_tokens, query_len = k.shape[0], requests.query_len
     if pages.is_quantised:
-        pieces = cut_pages(query_len, context_len)
+        pieces = cut(pages.page_size, num_tokens, requests)
         return write_quantised(pages, slots(k, v, k.dtype), *pieces, head_dim=k.shape[2])
-    most = min(k.shape[0], query_len.shape[0])
-    single = jnp.where(query_len == 1, query_len, 0)
-    scattered = scatter(pages, k[:most], v[:most], page_table, query_start, single, context_len)
-    if k.shape[0] == 1:
+    most = min(num_tokens, query_len.shape[0])
+    increments = requests._replace(query_len=jnp.where(query_len == 1, query_len, 0))
+    scattered = scatter(pages, k[:most], v[:most], increments)
+    if num_tokens == 1:
         return scattered
     assert isinstance(scattered, PackedPages), "scatter keeps the layout"
-    pieces = cut_pages(jnp.where(query_len > 1, query_len, 0), context_len)
-    return write_chunks(scattered, slots(k, v, pages.dtype), *pieces)
+    chunks = requests._replace(query_len=jnp.where(query_len > 1, query_len, 0))
+    return write_chunks(scattered, slots(k, v, pages.dtype), *cut(pages.page_size, num_tokens, chunks))

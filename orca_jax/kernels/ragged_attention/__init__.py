@@ -1,9 +1,10 @@
 """Attention of a merged batch, split by request inside one call (paper section 3.2, "selective batching")."""
 
+from orca_jax.kernels.kv_pages import RowArrays
 from orca_jax.kernels.ragged_attention.api import (
     NO_WINDOW,
     BackendChoice,
-    RowArrays,
+    Scores,
     explain_choice,
     implementations,
     prepare,
@@ -15,6 +16,7 @@ __all__ = [
     "NO_WINDOW",
     "BackendChoice",
     "RowArrays",
+    "Scores",
     "explain_choice",
     "implementations",
     "prepare",

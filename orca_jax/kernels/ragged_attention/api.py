@@ -4,22 +4,28 @@
 
     refusal(q, pages)     the reason why it cannot do these shapes, or None
     refusal_of_device(d)  optional: likewise for a device, for instance because of its driver
-    attend(...)           the arguments of `ragged_attention` without `implementation`
+    attend(q, pages, requests, scores)
 
 If it writes new tokens during attention, it has `write_and_attend`. If layers then share more than the arrays of the
 requests, it also has `prepare`; else `prepared` is these arrays:
 
-    prepare(q, pages, page_table, query_start, query_len, context_len)          once per iteration
-    write_and_attend(q, k, v, pages, prepared, first_page, *, scale, sliding_window, soft_cap)    in each layer
+    prepare(q, pages, requests)                                     once for each page table of an iteration
+    write_and_attend(q, k, v, pages, prepared, first_page, scores)  in each layer
+
+What is prepared is a pytree of arrays. Their shapes depend on the shapes of the arguments alone, so the results for
+several page tables can be stacked, and a scan over layers can select one of them.
 """
 
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.backend import Backend, first_backend, named_backend, refusals
-from orca_jax.kernels.kv_pages import KVPages, num_kv_heads
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, num_kv_heads
 from orca_jax.kernels.kv_write import write_kv
 
 _HERE = "orca_jax.kernels.ragged_attention"
@@ -36,7 +42,45 @@ BACKENDS = (
 """In order of preference: the default of a device is the first that is meant for it and can do the shapes."""
 
 NO_WINDOW = 2**30
-"""A traced window as wide as this one leaves out no token."""
+"""A window as wide as this one leaves out no token."""
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["layer_window"],
+    meta_fields=["scale", "sliding_window", "soft_cap"],
+)
+@dataclass(frozen=True)
+class Scores:
+    """The way from products of queries and keys to scores. A pytree, in which only the window of a layer is traced.
+
+    Attributes:
+        scale: factor on the products, usually 1 / sqrt(D).
+        sliding_window: number of tokens that a query sees, itself included; None for all before it.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap), after `scale`; None leaves them.
+        layer_window: a traced window in place of `sliding_window`, so that layers with several windows share a program.
+            `NO_WINDOW` is that of a layer without one. The kernels for GPUs take constants only.
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    layer_window: Int[Array, ""] | None = None
+
+    @property
+    def window(self) -> int | Int[Array, ""] | None:
+        """The window, constant or traced; None if a query sees all tokens before it."""
+        return self.sliding_window if self.layer_window is None else self.layer_window
+
+    def with_window(self, window: int | Int[Array, ""] | None) -> "Scores":
+        """The same scores with another window, constant or traced."""
+        constant, traced = (None, window) if isinstance(window, jax.Array) else (window, None)
+        return replace(self, sliding_window=constant, layer_window=traced)
+
+    def capped(self, products: Float[Array, "*any"]) -> Float[Array, "*any"]:
+        """The scores of scaled products."""
+        return products if self.soft_cap is None else self.soft_cap * jnp.tanh(products / self.soft_cap)
+
 
 Queries = Float[Array, "T H D"] | jax.ShapeDtypeStruct
 """The queries on one device, or their shape."""
@@ -96,33 +140,18 @@ def _named(name: str) -> Backend:
 def ragged_attention(
     q: Float[Array, "T H D"],
     pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    requests: RowArrays,
+    scores: Scores,
     *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "T H D"]:
     """Causal attention of each request over its own pages; initiation and increment phases may be mixed.
 
-    Request r has the queries `query_start[r] : query_start[r] + query_len[r]`; they are the last
-    `query_len[r]` of its `context_len[r]` tokens, and the pages `page_table[r]` already hold their keys and values.
-    Requests come in the order of `query_start`: those with one query first, absent ones (`query_len` 0) last.
-
     Args:
         q: queries of all requests, flattened; tokens past the last request are padding.
-        pages: keys and values; a backend may support only some layouts and types.
-        page_table: pages of each request, as indices into `pages`; entries past its context are not read.
-        query_start: first query of each request.
-        query_len: number of queries; 0 for rows without a request.
-        context_len: tokens in the cache after this iteration.
-        scale: factor on the scores, usually 1 / sqrt(D).
-        sliding_window: number of tokens that a query sees, itself included; None for all before it. A traced scalar
-            lets layers with several windows share a program; the kernels for GPUs take constants only.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap), after `scale`; None leaves them.
+        pages: keys and values, also those of the new tokens; a backend may support only some layouts and types.
+        requests: the requests, with indices into `pages`.
+        scores: factor, window and cap.
         implementation: a name from `implementations()`; None takes the device's default.
 
     Returns:
@@ -135,20 +164,8 @@ def ragged_attention(
     if q.shape[1] % num_kv_heads(pages, q.shape[2]):
         message = f"{q.shape[1]} query heads are not a multiple of {num_kv_heads(pages, q.shape[2])} KV heads"
         raise NotImplementedError(message)
-    rows = page_table, query_start, query_len, context_len
-    out: jax.Array = backend.load().attend(
-        q, pages, *rows, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
-    )
+    out: jax.Array = backend.load().attend(q, pages, requests, scores)
     return out
-
-
-class RowArrays(NamedTuple):
-    """The requests of an iteration, as `ragged_attention` takes them, in the first layer's pages."""
-
-    page_table: Int[Array, "R P"]
-    query_start: Int[Array, " R"]
-    query_len: Int[Array, " R"]
-    context_len: Int[Array, " R"]
 
 
 def prepare(
@@ -171,7 +188,7 @@ def prepare(
         NotImplementedError: the backend does not exist or cannot read such pages.
     """
     backend = choose_backend(device, q, pages, implementation).load()
-    return backend.prepare(q, pages, *requests) if hasattr(backend, "prepare") else requests
+    return backend.prepare(q, pages, requests) if hasattr(backend, "prepare") else requests
 
 
 def write_and_attend(
@@ -182,10 +199,8 @@ def write_and_attend(
     pages: KVPages,
     prepared: Any,
     first_page: Int[Array, ""],
+    scores: Scores,
     *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T H D"], KVPages]:
     """The work of one layer: write the new keys and values to their pages, then attend over the pages.
@@ -201,14 +216,13 @@ def write_and_attend(
         pages: pages of all layers; donated by the caller, so that the update is in place.
         prepared: the result of `prepare` for the same device, shapes and implementation.
         first_page: first page of this layer.
-        scale: as for `ragged_attention`, and so are `sliding_window` and `soft_cap`.
+        scores: factor, window and cap of this layer.
     """
     backend = choose_backend(device, q, pages, implementation)
     module = backend.load()
-    scores: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
     if hasattr(module, "write_and_attend"):
-        done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, **scores)
+        done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, scores)
         return done
-    rows = prepared._replace(page_table=prepared.page_table + first_page)
-    pages = write_kv(pages, k, v, *rows)
-    return ragged_attention(q, pages, *rows, **scores, implementation=backend.name), pages
+    requests = prepared.of_layer(first_page)
+    pages = write_kv(pages, k, v, requests)
+    return ragged_attention(q, pages, requests, scores, implementation=backend.name), pages

@@ -2,13 +2,14 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from orca_jax.config import PageLayout
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, as_bytes, needs_scales
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, RowArrays, as_bytes, needs_scales
+from orca_jax.kernels.ragged_attention.api import Scores
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Case:
     page_dtype: Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"] = "float32"
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of `ragged_attention`."""
-        return {"scale": 0.25, "sliding_window": self.sliding_window, "soft_cap": self.soft_cap}
+    def scores(self) -> Scores:
+        """Factor, window and cap."""
+        return Scores(0.25, self.sliding_window, self.soft_cap)
 
     @property
     def tolerance(self) -> float:
@@ -40,14 +41,11 @@ class Case:
 
 
 class Arrays(NamedTuple):
-    """Arguments of `ragged_attention` by name, without its options."""
+    """Arguments of `ragged_attention`, without the scores."""
 
     q: np.ndarray
     pages: KVPages
-    page_table: np.ndarray
-    query_start: np.ndarray
-    query_len: np.ndarray
-    context_len: np.ndarray
+    requests: RowArrays
 
 
 CASES = (
@@ -110,7 +108,8 @@ def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") ->
     written[page_table] = position < context_len[:, None, None, None, None]
     k, v = (_pool(rng, case, written) for _ in range(2))
     q = rng.standard_normal((num_tokens, case.num_heads, case.head_dim)).astype(jnp.dtype(case.dtype))
-    return Arrays(q, _lay_out(k, v, layout), page_table, query_start, query_len, context_len)
+    requests = RowArrays(page_table, query_start, query_len, context_len)  # type: ignore[arg-type]
+    return Arrays(q, _lay_out(k, v, layout), requests)
 
 
 def _pool(rng: np.random.Generator, case: Case, written: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

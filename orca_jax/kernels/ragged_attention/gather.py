@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, num_kv_heads, read_page
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, num_kv_heads, read_page
+from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import cut_queries
 
 _MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
@@ -51,35 +52,23 @@ class _GatherSoftmax(NamedTuple):
 def ragged_attention_gather(
     q: Float[Array, "T H D"],
     pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
+    requests: RowArrays,
+    scores: Scores,
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
+    page_table, _, query_len, context_len = requests
     num_tokens, num_heads, head_dim = q.shape
-    grouped = (q.astype(jnp.float32) * scale).reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
-    attend = partial(_attend_rows, pages, sliding_window=sliding_window, soft_cap=soft_cap)
+    grouped = (q.astype(jnp.float32) * scores.scale).reshape(num_tokens, num_kv_heads(pages, head_dim), -1, head_dim)
+    attend = partial(_attend_rows, pages, scores)
     rows = min(num_tokens, page_table.shape[0])  # increments are the first rows, and their queries the first tokens
     contexts = jnp.where(query_len == 1, context_len, 0)[:rows]
     increments = attend(_Rows(grouped[:rows, None], page_table[:rows], contexts[:, None] - 1, contexts))
     out = jnp.pad(increments[:, 0], ((0, num_tokens - rows), (0, 0), (0, 0)))
     if num_tokens > 1:
-        tiles = cut_queries(
-            query_start,
-            query_len,
-            context_len,
-            size=min(_TILE_QUERIES, num_tokens),
-            num_tokens=num_tokens,
-            block=1,
-            sliding_window=None,
-        )
+        size = min(_TILE_QUERIES, num_tokens)
+        tiles = cut_queries(requests, size=size, num_tokens=num_tokens, block=1, sliding_window=None)
         row, start, number, position, _, context = tiles.fields
-        offset = jnp.arange(min(_TILE_QUERIES, num_tokens), dtype=jnp.int32)
+        offset = jnp.arange(size, dtype=jnp.int32)
         exists = jnp.arange(row.shape[0]) < tiles.total
         token = jnp.minimum(start[:, None] + offset, num_tokens - 1)
         used = jnp.where(exists, jnp.minimum(position + number, context), 0)  # tokens that some query sees
@@ -90,15 +79,13 @@ def ragged_attention_gather(
     return jnp.where(is_used, out, 0.0).reshape(num_tokens, num_heads, head_dim).astype(q.dtype)
 
 
-def _attend_rows(
-    pages: KVPages, rows: _Rows, *, sliding_window: int | Int[Array, ""] | None, soft_cap: float | None
-) -> Float[Array, "I B H D"]:
+def _attend_rows(pages: KVPages, scores: Scores, rows: _Rows) -> Float[Array, "I B H D"]:
     """Attention of all rows, in as many steps as the longest context needs."""
     count, size, kv_heads, groups, head_dim = rows.queries.shape
     step_pages = max(1, _STEP_TOKENS // pages.page_size)
     most_steps = -(-rows.page_lists.shape[1] // step_pages)
     page_lists = jnp.pad(rows.page_lists, ((0, 0), (0, -rows.page_lists.shape[1] % step_pages)))
-    visit = partial(_visit, pages, rows, page_lists, step_pages, sliding_window, soft_cap)
+    visit = partial(_visit, pages, scores, rows, page_lists, step_pages)
     shape = count, kv_heads, groups * size
     empty = _GatherSoftmax(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
 
@@ -115,11 +102,10 @@ def _attend_rows(
 
 def _visit(
     pages: KVPages,
+    scores: Scores,
     rows: _Rows,
     page_lists: Int[Array, "I P"],
     step_pages: int,
-    sliding_window: int | Int[Array, ""] | None,
-    soft_cap: float | None,
     step: jax.Array,
     state: _GatherSoftmax,
 ) -> _GatherSoftmax:
@@ -132,17 +118,15 @@ def _visit(
     token = step * step_pages * pages.page_size + jnp.arange(k.shape[-1], dtype=jnp.int32)
     is_written = token < rows.contexts[:, None]  # [I, C]
     heads = rows.queries.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, groups * size, head_dim)
-    scores = jnp.einsum("ikmd,ikdc->ikmc", heads, k, preferred_element_type=jnp.float32)
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    products = jnp.einsum("ikmd,ikdc->ikmc", heads, k, preferred_element_type=jnp.float32)
     position = jnp.tile(rows.positions, (1, groups))[..., None]  # [I, M, 1]
     visible = is_written[:, None] & (token <= position)
-    if sliding_window is not None:
-        visible &= token > position - sliding_window
+    if scores.window is not None:
+        visible &= token > position - scores.window
     visible = visible[:, None]
-    scores = jnp.where(visible, scores, _MASKED)
-    top = jnp.maximum(state.top, scores.max(-1))
-    weights = jnp.where(visible, jnp.exp(scores - top[..., None]), 0.0)
+    products = jnp.where(visible, scores.capped(products), _MASKED)
+    top = jnp.maximum(state.top, products.max(-1))
+    weights = jnp.where(visible, jnp.exp(products - top[..., None]), 0.0)
     shrink = jnp.exp(state.top - top)
     v = jnp.where(is_written[:, None, None], v, 0.0)  # unwritten slots may hold NaN
     weighted = jnp.einsum("ikmc,ikdc->ikmd", weights, v, preferred_element_type=jnp.float32)

@@ -4,16 +4,17 @@ Both lists have the greatest length that may be needed, and a count of their val
 and R.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Int
 
+from orca_jax.kernels.kv_pages import RowArrays
+from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 from orca_jax.kernels.work_list import lay_out
 
-_FAR = 2**30  # tokens; wider than any window
 _SHORTEST_PIECE = 128  # tokens; in a shorter piece the partial result costs more than a tenth of its K and V
 
 ROWS = 64  # rows of a wgmma
@@ -55,9 +56,9 @@ def most_pieces(rows: int, num_kv_heads: int, multiprocessors: int) -> int:
     return rows + pl.cdiv(ITEMS * multiprocessors, num_kv_heads)
 
 
-def refuse_traced(sliding_window: Any, name: str) -> None:
+def refuse_traced(scores: Scores, name: str) -> None:
     """Raise NotImplementedError if a window is not a constant: the kernels are compiled for one window."""
-    if isinstance(sliding_window, jax.Array):
+    if scores.layer_window is not None:
         raise NotImplementedError(f"attention {name!r} needs a window known at compile time; unroll the layers")
 
 
@@ -72,7 +73,7 @@ def cut_contexts(
     """Cut contexts into pieces of one length, the shortest `_SHORTEST_PIECE * 2**i` with at most `num_pieces` pieces.
 
     Args:
-        query_len: as for `ragged_attention`; only rows with one query are cut.
+        query_len: number of queries of each row; only rows with one query are cut.
         context_len: number of tokens of each row.
         num_pieces: the most pieces in all; at least R.
         block: pieces begin at multiples of this number of tokens.
@@ -80,7 +81,7 @@ def cut_contexts(
     """
     rows = query_len.shape[0]
     assert num_pieces >= rows, "every row needs a piece"
-    low = jnp.maximum(context_len - (sliding_window or _FAR), 0)
+    low = jnp.maximum(context_len - (sliding_window or NO_WINDOW), 0)
     base = low - low % block
     lengths = _SHORTEST_PIECE * 2 ** jnp.arange(24, dtype=jnp.int32)
     counts = jnp.where(query_len == 1, pl.cdiv(context_len - base, lengths[:, None]), 0)  # [24, R]
@@ -99,33 +100,23 @@ class Tiles(NamedTuple):
     total: Int[Array, " 1"]
 
 
-def cut_queries(
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    *,
-    size: int,
-    num_tokens: int,
-    block: int,
-    sliding_window: int | None,
-) -> Tiles:
+def cut_queries(requests: RowArrays, *, size: int, num_tokens: int, block: int, sliding_window: int | None) -> Tiles:
     """Cut the requests with several queries into tiles of up to `size` consecutive queries.
 
     Args:
-        query_start: as for `ragged_attention`.
-        query_len: likewise.
-        context_len: likewise.
+        requests: the requests; their pages do not matter.
         size: the most queries in a tile.
         num_tokens: T.
         block: the first token read by a tile is a multiple of this number of tokens.
         sliding_window: window of each query; tokens before all windows of a tile are not read.
     """
+    _, query_start, query_len, context_len = requests
     rows = query_len.shape[0]
     count = jnp.where(query_len > 1, pl.cdiv(query_len, size), 0)
     row, index, _, total = lay_out(count, num_tokens // size + min(rows, num_tokens))
     offset = index * size
     position = (context_len - query_len)[row] + offset
-    low = jnp.maximum(position + 1 - (sliding_window or _FAR), 0)
+    low = jnp.maximum(position + 1 - (sliding_window or NO_WINDOW), 0)
     number = jnp.minimum(query_len[row] - offset, size)
     fields = [row, query_start[row] + offset, number, position, low - low % block, context_len[row]]
     return Tiles(jnp.stack(fields), total)

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays
 from orca_jax.kernels.native import attend_increments, loaded_library, write_and_attend_increments
+from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 from orca_jax.kernels.ragged_attention.xla import attention_of_blocks, grouped_queries, with_chunks
-
-_NO_WINDOW = 2**30
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
@@ -26,32 +25,12 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
 
 
 def attend(
-    q: Float[Array, "T H D"],
-    pages: HeadMajorPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
+    q: Float[Array, "T H D"], pages: HeadMajorPages, requests: RowArrays, scores: Scores
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for pages that `refusal` accepts."""
-    queries, rows = grouped_queries(q, pages, scale), (page_table, query_start, query_len, context_len)
-    increments = attend_increments(
-        queries,
-        pages.k,
-        pages.v,
-        page_table,
-        query_start,
-        context_len,
-        jnp.sum(query_len == 1),
-        window=_window(sliding_window),
-        soft_cap=soft_cap,
-    )
-    attend = attention_of_blocks(queries, pages, *rows, sliding_window, soft_cap)
-    return with_chunks(q, query_len, attend, increments)
+    queries = grouped_queries(q, pages, scores.scale)
+    increments = attend_increments(queries, pages, requests, window=_window(scores), soft_cap=scores.soft_cap)
+    return with_chunks(q, requests, attention_of_blocks(queries, pages, requests, scores), increments)
 
 
 def write_and_attend(
@@ -59,32 +38,18 @@ def write_and_attend(
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
     pages: HeadMajorPages,
-    prepared: tuple[Array, ...],
+    prepared: RowArrays,
     first_page: Int[Array, ""],
-    *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
+    scores: Scores,
 ) -> tuple[Float[Array, "T H D"], HeadMajorPages]:
     """The work of one layer; see `api.write_and_attend`. The library writes the tokens of increments as it reads."""
-    page_table, query_start, query_len, context_len = prepared
-    rows = page_table + first_page, query_start, query_len, context_len
-    queries = grouped_queries(q, pages, scale)
-    increments, keys, values = write_and_attend_increments(
-        queries,
-        pages.k,
-        pages.v,
-        k,
-        v,
-        *rows,
-        jnp.sum(query_len == 1),
-        window=_window(sliding_window),
-        soft_cap=soft_cap,
+    requests = prepared.of_layer(first_page)
+    queries = grouped_queries(q, pages, scores.scale)
+    increments, pages = write_and_attend_increments(
+        queries, k, v, pages, requests, window=_window(scores), soft_cap=scores.soft_cap
     )
-    pages = HeadMajorPages(keys, values)
-    attend = attention_of_blocks(queries, pages, *rows, sliding_window, soft_cap)
-    return with_chunks(q, query_len, attend, increments), pages
+    return with_chunks(q, requests, attention_of_blocks(queries, pages, requests, scores), increments), pages
 
 
-def _window(sliding_window: int | Int[Array, ""] | None) -> Int[Array, ""]:
-    return jnp.asarray(_NO_WINDOW if sliding_window is None else sliding_window)
+def _window(scores: Scores) -> Int[Array, ""]:
+    return jnp.asarray(NO_WINDOW if scores.window is None else scores.window)

@@ -2,24 +2,20 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from orca_jax.kernels.kv_pages import KVPages, page_tokens
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, page_tokens
+from orca_jax.kernels.ragged_attention.api import Scores
 
 
 def ragged_attention_reference(
     q: Float[Array, "T H D"],
     pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
+    requests: RowArrays,
+    scores: Scores,
 ) -> Float[Array, "T H D"]:
     """The oracle of `ragged_attention`, for small shapes: it pads every request to T queries and P pages."""
+    page_table, query_start, query_len, context_len = requests
     merged = jnp.zeros_like(q)
     for row in range(page_table.shape[0]):
         # Split: the queries of this request, then its keys and values, page by page.
@@ -30,11 +26,11 @@ def ragged_attention_reference(
         position = context_len[row] - query_len[row] + jnp.arange(q.shape[0])
         token = jnp.arange(keys.shape[0])
         visible = (token <= position[:, None]) & (token < context_len[row])
-        if sliding_window is not None:
-            visible &= token > position[:, None] - sliding_window
+        if scores.window is not None:
+            visible &= token > position[:, None] - scores.window
         # Unwritten slots may hold any value, also NaN, and NaN times a weight of zero is NaN.
         values = jnp.where((token < context_len[row])[:, None, None], values, 0.0)
-        attended = _attend(queries, keys, values, visible, scale, soft_cap)
+        attended = _attend(queries, keys, values, visible, scores)
         # Merge: indices past this request's queries are out of range and dropped.
         index = jnp.where(jnp.arange(q.shape[0]) < query_len[row], index, q.shape[0])
         merged = merged.at[index].set(attended.astype(q.dtype), mode="drop")
@@ -46,16 +42,14 @@ def _attend(
     k: Float[Array, "C K D"],
     v: Float[Array, "C K D"],
     visible: Bool[Array, "T C"],
-    scale: float,
-    soft_cap: float | None,
+    scores: Scores,
 ) -> Float[Array, "T H D"]:
     """Dense attention of one request in f32; query head h reads KV head h // G."""
     groups = q.shape[1] // k.shape[1]
     k, v = (jnp.repeat(x, groups, axis=1) for x in (k, v))
-    scores = jnp.einsum("thd,chd->htc", q.astype(jnp.float32), k, precision=jax.lax.Precision.HIGHEST) * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    weights = jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(jnp.float32).min), axis=-1)
+    products = jnp.einsum("thd,chd->htc", q.astype(jnp.float32), k, precision=jax.lax.Precision.HIGHEST)
+    capped = scores.capped(products * scores.scale)
+    weights = jax.nn.softmax(jnp.where(visible, capped, jnp.finfo(jnp.float32).min), axis=-1)
     return jnp.einsum("htc,chd->thd", weights, v, precision=jax.lax.Precision.HIGHEST)
 
 

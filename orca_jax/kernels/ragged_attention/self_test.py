@@ -20,9 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from orca_jax.kernels.backend import first_backend, named_backend
-from orca_jax.kernels.kv_pages import KVPages, pages_shape
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import api
+from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
 from orca_jax.kernels.ragged_attention.xla import ragged_attention_xla
 
@@ -130,19 +131,18 @@ def batches(trial: Trial) -> dict[str, Case]:
 
 def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
     """Run all batches by the implementation and by XLA. Returns the first difference in words, or None."""
-    scale = trial.head_dim**-0.5
+    scores = Scores(trial.head_dim**-0.5)
     backend = named_backend(api.BACKENDS, name)
     assert backend is not None, "a name from the table"
 
-    def kernels(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, *rows: jax.Array) -> Any:
-        first_page = jnp.int32(0)
-        prepared = api.prepare(device, jax.ShapeDtypeStruct(q.shape, q.dtype), pages, api.RowArrays(*rows), name)
-        return api.write_and_attend(device, q, k, v, pages, prepared, first_page, scale=scale, implementation=name)
+    def kernels(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, requests: RowArrays) -> Any:
+        prepared = api.prepare(device, jax.ShapeDtypeStruct(q.shape, q.dtype), pages, requests, name)
+        return api.write_and_attend(device, q, k, v, pages, prepared, jnp.int32(0), scores, implementation=name)
 
-    def plain(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, *rows: jax.Array) -> Any:
-        written = write_kv(pages, k, v, *rows)
+    def plain(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, requests: RowArrays) -> Any:
+        written = write_kv(pages, k, v, requests)
         with jax.default_matmul_precision("highest"):
-            return ragged_attention_xla(q, written, *rows, scale=scale), written
+            return ragged_attention_xla(q, written, requests, scores), written
 
     programs = jax.jit(kernels), jax.jit(plain)
     allowed = _EXACT if trial.dtype == trial.page_dtype == "float32" else _NARROW
@@ -161,14 +161,16 @@ def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
 def _difference(arrays: Arrays, found: Any, wanted: Any, allowed: float) -> str | None:
     """The first difference between two results of a layer, in words."""
     (out, pages), (expected, written) = found, wanted
-    used = int(arrays.query_len.sum())
+    used = int(arrays.requests.query_len.sum())
     apart = np.abs(out[:used].astype(np.float32) - expected[:used].astype(np.float32)).max()
     if not apart <= allowed:  # also false for NaN
         return f"attention differs from XLA's by {apart:.3g}; {allowed} is allowed"
     if not np.isfinite(out.astype(np.float32)).all():
         return "the output of padding is not finite"
-    for row, context in enumerate(arrays.context_len.tolist()):
-        stored, right = (_tokens_of(x.kv, arrays.page_table[row], context) for x in (pages, written))
+    for row, context in enumerate(arrays.requests.context_len.tolist()):
+        stored, right = (
+            _tokens_of(x.kv, np.asarray(arrays.requests.page_table[row]), context) for x in (pages, written)
+        )
         if not np.array_equal(stored, right):
             return "the written keys and values differ from XLA's"
     return None

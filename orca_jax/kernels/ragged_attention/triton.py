@@ -42,7 +42,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int, Num
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, num_kv_heads
+from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import (
     ContextPieces,
     Tiles,
@@ -87,9 +88,7 @@ class _TritonShape:
         stages: blocks that the compiler prefetches.
         dtype: type of factors; sums are float32.
         is_fp8: true if pages are float8_e4m3fn, read as bytes.
-        scale: factor on scores.
-        sliding_window: number of tokens that a query sees, or None.
-        soft_cap: bound on scores, or None.
+        scores: factor, window and cap.
         interpret: true to interpret the kernels instead of compiling them.
     """
 
@@ -103,9 +102,7 @@ class _TritonShape:
     stages: int
     dtype: Any
     is_fp8: bool
-    scale: float
-    sliding_window: int | None
-    soft_cap: float | None
+    scores: Scores
     interpret: bool
 
     @property
@@ -157,7 +154,7 @@ def _attend(shape: _TritonShape, q: tuple[jax.Array, ...], cache: _Cache, sight:
 
     count = lax.div(sight.end - sight.first + (shape.block - 1), jnp.int32(shape.block))
     clear = jnp.int32(0)
-    if shape.sliding_window is None:
+    if shape.scores.sliding_window is None:
         clear = lax.div(jnp.minimum(sight.known, sight.end) - sight.first, jnp.int32(shape.block))
     state = lax.fori_loop(jnp.int32(0), clear, partial(visit, is_masked=False), _empty(shape, shape.rows))
     return lax.fori_loop(clear, count, partial(visit, is_masked=True), state)
@@ -188,7 +185,7 @@ def _visit(
     scores = _in_bits(shape, scores)
     if is_masked:
         visible = token[None, :] <= sight.last[:, None]
-        if shape.sliding_window is not None:
+        if shape.scores.sliding_window is not None:
             visible &= token[None, :] >= sight.low[:, None]
         scores = jnp.where(visible, scores, _MASKED)
     top = jnp.maximum(state.top, scores.max(axis=1))
@@ -225,9 +222,10 @@ def _widen(shape: _TritonShape, stored: Num[Array, "C part"]) -> Num[Array, "C p
 
 def _in_bits(shape: _TritonShape, scores: Float[Array, "M C"]) -> Float[Array, "M C"]:
     """Scale and cap scores, in base 2, so that weights are `exp2` of them."""
-    if shape.soft_cap is None:
-        return scores * (shape.scale * _LOG2E)
-    return jnp.tanh(scores * (shape.scale / shape.soft_cap)) * (shape.soft_cap * _LOG2E)
+    scale, cap = shape.scores.scale, shape.scores.soft_cap
+    if cap is None:
+        return scores * (scale * _LOG2E)
+    return jnp.tanh(scores * (scale / cap)) * (cap * _LOG2E)
 
 
 def _increments(
@@ -320,7 +318,7 @@ def _chunks(
             mine, heads = jnp.minimum(query, number - 1), head * shape.groups + group
             queries = tuple(q_ref[start + mine, heads, pl.ds(*part)].astype(shape.dtype) for part in shape.parts)
             last = position + mine
-            low = last + 1 - (shape.sliding_window or 0)
+            low = last + 1 - (shape.scores.sliding_window or 0)
             sight = _Sight(row, head, first, position + number, low, last, position + 1)
             state = _attend(shape, queries, _cache(inputs), sight)
             place = jnp.where(query < number, start + query, num_tokens)
@@ -354,14 +352,9 @@ def _launch(
 def ragged_attention_triton(
     q: Float[Array, "T H D"],
     pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    requests: RowArrays,
+    scores: Scores,
     *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
     multiprocessors: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "T H D"]:
@@ -376,28 +369,22 @@ def ragged_attention_triton(
     """
     if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
-    refuse_traced(sliding_window, "triton")
-    rows = page_table, query_start, query_len, context_len
-    multiprocessors = multiprocessors or multiprocessors_here()
-    return _ragged(q, pages, *rows, scale, sliding_window, soft_cap, multiprocessors, interpret)
+    refuse_traced(scores, "triton")
+    return _ragged(q, pages, requests, scores, multiprocessors or multiprocessors_here(), interpret)
 
 
-@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10))
+@partial(jax.jit, static_argnums=(4, 5))
 def _ragged(
     q: Float[Array, "T H D"],
     pages: PackedPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    requests: RowArrays,
+    scores: Scores,
     multiprocessors: int,
     interpret: bool,
 ) -> Float[Array, "T H D"]:
+    page_table, _, query_len, context_len = requests
     num_tokens = q.shape[0]
-    shape = _shape_of(q, pages, scale, sliding_window, soft_cap, interpret)
+    shape = _shape_of(q, pages, scores, interpret)
     kv = lax.bitcast_convert_type(pages.kv, jnp.int8) if shape.is_fp8 else pages.kv
     cache = [page_table, kv, *([] if pages.scale is None else [pages.scale])]
     rows = min(num_tokens, page_table.shape[0])  # increments are the first rows, and their queries the first tokens
@@ -406,7 +393,7 @@ def _ragged(
         context_len[:rows],
         num_pieces=most_pieces(rows, shape.num_kv_heads, multiprocessors),
         block=shape.block,
-        sliding_window=sliding_window,
+        sliding_window=scores.sliding_window,
     )
     combined = _combine(shape, *_increments(shape, q, cache, pieces), pieces, q.dtype)
     out = combined[:, :, : shape.groups].reshape(rows, *q.shape[1:])
@@ -414,20 +401,18 @@ def _ragged(
     token = jnp.arange(num_tokens)[:, None, None]
     if num_tokens > 1:
         chunk_shape = _for_chunks(shape)
-        cut = partial(cut_queries, num_tokens=num_tokens, block=chunk_shape.block, sliding_window=sliding_window)
-        tiles = cut(query_start, query_len, context_len, size=chunk_shape.rows // shape.groups)
+        tiles = cut_queries(
+            requests,
+            size=chunk_shape.rows // shape.groups,
+            num_tokens=num_tokens,
+            block=chunk_shape.block,
+            sliding_window=scores.sliding_window,
+        )
         out = jnp.where(token < jnp.sum(query_len == 1), out, _chunks(chunk_shape, q, cache, tiles))
     return jnp.where(token < query_len.sum(), out, jnp.zeros_like(out))
 
 
-def _shape_of(
-    q: jax.Array,
-    pages: PackedPages,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    interpret: bool,
-) -> _TritonShape:
+def _shape_of(q: jax.Array, pages: PackedPages, scores: Scores, interpret: bool) -> _TritonShape:
     """Parameters for increments: 32 KiB of K and V in a block, so that an Ampere card has room for three blocks.
 
     float32 is multiplied without tensor cores, with factors in registers. So blocks are half as large, and many rows
@@ -452,9 +437,7 @@ def _shape_of(
         stages=3,
         dtype=dtype,
         is_fp8=pages.dtype == jnp.float8_e4m3fn,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
+        scores=scores,
         interpret=interpret,
     )
 

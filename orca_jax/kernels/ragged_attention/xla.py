@@ -22,7 +22,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, num_kv_heads, read_page
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, num_kv_heads, read_page
+from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.processor import multiplies_bfloat16
 
 _MAX_QUERY_BLOCK = 128
@@ -55,29 +56,23 @@ class _LaneSums(NamedTuple):
 def ragged_attention_xla(
     q: Float[Array, "T H D"],
     pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
+    requests: RowArrays,
+    scores: Scores,
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for any layout, heads, head dim, page size and type; scores and sums in float32."""
-    queries = grouped_queries(q, pages, scale)
-    rows = page_table, query_start, query_len, context_len
-    attend = attention_of_blocks(queries, pages, *rows, sliding_window, soft_cap)
+    page_table, query_start, query_len, context_len = requests
+    queries = grouped_queries(q, pages, scores.scale)
+    attend = attention_of_blocks(queries, pages, requests, scores)
 
     def increment(row: jax.Array, out: jax.Array) -> jax.Array:
         if has_form(pages, queries.shape[2], queries.shape[3]):
             query = lax.dynamic_index_in_dim(queries, query_start[row], keepdims=False).astype(jnp.float32)
-            result = attend_increment(query, pages, page_table[row], context_len[row], sliding_window, soft_cap)
+            result = attend_increment(query, pages, page_table[row], context_len[row], scores)
             return lax.dynamic_update_index_in_dim(out, result, query_start[row], axis=0)
         return attend(row, jnp.zeros_like(row), 1, out)
 
     out = lax.fori_loop(0, jnp.sum(query_len == 1), increment, jnp.zeros(queries.shape, jnp.float32))
-    return with_chunks(q, query_len, attend, out)
+    return with_chunks(q, requests, attend, out)
 
 
 def grouped_queries(q: Float[Array, "T H D"], pages: KVPages, scale: float) -> Float[Array, "B K G D"]:
@@ -93,39 +88,34 @@ type AttendBlock = Callable[[jax.Array, jax.Array, int, jax.Array], jax.Array]
 
 
 def attention_of_blocks(
-    queries: Float[Array, "B K G D"],
-    pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    sliding_window: int | Int[Array, ""] | None,
-    soft_cap: float | None,
+    queries: Float[Array, "B K G D"], pages: KVPages, requests: RowArrays, scores: Scores
 ) -> AttendBlock:
     """The attention of some queries of one request, from `grouped_queries` and the arguments of `ragged_attention`."""
+
+    page_table, query_start, query_len, context_len = requests
 
     def attend(row: jax.Array, offset: jax.Array, size: int, out: jax.Array) -> jax.Array:
         start = query_start[row] + offset
         block = lax.dynamic_slice_in_dim(queries, start, size)  # [size, K, G, D]
         first = context_len[row] - query_len[row] + offset  # position of the first query
-        result = _attend_block(block, pages, page_table[row], first, context_len[row], sliding_window, soft_cap)
+        result = _attend_block(block, pages, page_table[row], first, context_len[row], scores)
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
 
     return attend
 
 
 def with_chunks(
-    q: Float[Array, "T H D"], query_len: Int[Array, " R"], attend: AttendBlock, increments: Float[Array, "B K G D"]
+    q: Float[Array, "T H D"], requests: RowArrays, attend: AttendBlock, increments: Float[Array, "B K G D"]
 ) -> Float[Array, "T H D"]:
     """The attention of all requests.
 
     Args:
         q: its shape and type are those of the result.
-        query_len: number of queries of each request.
+        requests: the requests.
         attend: from `attention_of_blocks`.
         increments: the attention of the requests with one query. All other values are finite.
     """
-    num_tokens = q.shape[0]
+    num_tokens, query_len = q.shape[0], requests.query_len
     block = _largest_block(num_tokens)
     most_rest = _MOST_SHORT * _SHORT_BLOCK if _has_long(num_tokens) else 0  # queries after the long blocks
 
@@ -162,12 +152,11 @@ def _attend_block(
     page_list: Int[Array, " P"],
     first: Int[Array, ""],
     context_len: Int[Array, ""],
-    sliding_window: int | Int[Array, ""] | None,
-    soft_cap: float | None,
+    scores: Scores,
 ) -> Float[Array, "B K G D"]:
     """Attention of B consecutive queries of one request, the first at position `first`."""
     size, kv_heads, groups, head_dim = q.shape
-    page_size = pages.page_size
+    page_size, window = pages.page_size, scores.window
     heads = q.transpose(1, 2, 0, 3).reshape(kv_heads, groups * size, head_dim)  # [K, M, D]
     position = first + jnp.tile(jnp.arange(size), groups)  # [M]
     # No query sees past its own position. Queries past the request's end see up to its last token.
@@ -176,15 +165,13 @@ def _attend_block(
     def visit(index: jax.Array, state: _SoftmaxState) -> _SoftmaxState:
         k, v = read_page(pages, page_list[index], head_dim, heads.dtype)
         token = index * page_size + jnp.arange(page_size)
-        scores = jnp.einsum("kmd,kds->kms", heads, k, preferred_element_type=jnp.float32)
-        if soft_cap is not None:
-            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        products = jnp.einsum("kmd,kds->kms", heads, k, preferred_element_type=jnp.float32)
         visible = token <= jnp.minimum(position, num_visible - 1)[:, None]
-        if sliding_window is not None:
-            visible &= token > position[:, None] - sliding_window
-        scores = jnp.where(visible, scores, _MASKED)
-        top = jnp.maximum(state.top, scores.max(-1))
-        weights = jnp.exp(scores - top[..., None])
+        if window is not None:
+            visible &= token > position[:, None] - window
+        products = jnp.where(visible, scores.capped(products), _MASKED)
+        top = jnp.maximum(state.top, products.max(-1))
+        weights = jnp.exp(products - top[..., None])
         shrink = jnp.exp(state.top - top)
         v = jnp.where(token < num_visible, v, jnp.zeros_like(v))  # unwritten slots may hold NaN
         weighted = jnp.einsum("kms,kds->kmd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
@@ -194,7 +181,7 @@ def _attend_block(
 
     shape = heads.shape[:2]
     empty = _SoftmaxState(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape, jnp.float32))
-    first_page = 0 if sliding_window is None else jnp.maximum(first + 1 - sliding_window, 0) // page_size
+    first_page = 0 if window is None else jnp.maximum(first + 1 - window, 0) // page_size
     done = lax.fori_loop(first_page, _ceil_div(num_visible, page_size), visit, empty)
     out = (done.values / done.denominator[..., None]).reshape(kv_heads, groups, size, head_dim)
     return out.transpose(2, 0, 1, 3)
@@ -217,8 +204,7 @@ def attend_increment(
     pages: HeadMajorPages,
     page_list: Int[Array, " P"],
     context_len: Int[Array, ""],
-    sliding_window: int | Int[Array, ""] | None,
-    soft_cap: float | None,
+    scores: Scores,
 ) -> Float[Array, "K M D"]:
     """Attention of the last token of a request over its context, at the speed of the memory.
 
@@ -234,23 +220,20 @@ def attend_increment(
         pages: cache of all requests.
         page_list: pages of the request, in order.
         context_len: tokens of the request, this one included.
-        sliding_window: tokens that it sees; None for all.
-        soft_cap: scores s become soft_cap * tanh(s / soft_cap), unless it is None.
+        scores: window and cap; the factor is in `q`.
     """
     kv_heads, heads, head_dim = q.shape
-    page_size = pages.page_size
-    first = jnp.int32(0) if sliding_window is None else jnp.maximum(context_len - sliding_window, 0)
+    page_size, window = pages.page_size, scores.window
+    first = jnp.int32(0) if window is None else jnp.maximum(context_len - window, 0)
 
     def visit(index: jax.Array, state: _LaneSums, *, is_whole: bool) -> _LaneSums:
         token = index * page_size + jnp.arange(page_size)
         is_visible = (token >= first) & (token < context_len)
-        scores = _scores(q, pages.k, page_list[index])
-        if soft_cap is not None:
-            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        products = scores.capped(_products(q, pages.k, page_list[index]))
         if not is_whole:
-            scores = jnp.where(is_visible, scores, _MASKED)
-        top = jnp.maximum(state.top, scores.max(-1))
-        weights, shrink = jnp.exp(scores - top[..., None]), jnp.exp(state.top - top)
+            products = jnp.where(is_visible, products, _MASKED)
+        top = jnp.maximum(state.top, products.max(-1))
+        weights, shrink = jnp.exp(products - top[..., None]), jnp.exp(state.top - top)
         values = state.values * shrink[..., None, None]
         for start in range(0, page_size, _LANES):
             part = _slice(pages.v, page_list[index], 2, start, _LANES)[:, None]
@@ -263,14 +246,14 @@ def attend_increment(
     state = _LaneSums(*empty, jnp.zeros((kv_heads, heads, head_dim, _LANES)))
     begin, end = first // page_size, _ceil_div(context_len, page_size)
     partial = begin
-    if sliding_window is None:
+    if window is None:
         partial = context_len // page_size
         state = lax.fori_loop(begin, partial, lambda index, state: visit(index, state, is_whole=True), state)
     state = lax.fori_loop(partial, end, lambda index, state: visit(index, state, is_whole=False), state)
     return state.values.sum(-1) / state.denominator[..., None]
 
 
-def _scores(q: Float[Array, "K M D"], keys: Float[Array, "N K D S"], page: Int[Array, ""]) -> Float[Array, "K M S"]:
+def _products(q: Float[Array, "K M D"], keys: Float[Array, "N K D S"], page: Int[Array, ""]) -> Float[Array, "K M S"]:
     """Inner products of the queries and the keys of one page."""
     kv_heads, heads, head_dim = q.shape
     groups = head_dim // _CHANNELS

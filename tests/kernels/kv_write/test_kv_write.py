@@ -13,6 +13,7 @@ from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
     KVPages,
     PackedPages,
+    RowArrays,
     largest_stored,
     page_tokens,
     pages_shape,
@@ -37,10 +38,13 @@ def new_tokens(case: Case, arrays: Arrays) -> list[np.ndarray]:
     return [rng.standard_normal(shape).astype(np.float32) for _ in range(2)]
 
 
+def row_arrays(*lists: object) -> RowArrays:
+    return RowArrays(*(jnp.asarray(each, jnp.int32) for each in lists))
+
+
 def written(arrays: Arrays, new: list[np.ndarray], implementation: str | None) -> KVPages:
-    requests = arrays.page_table, arrays.query_start, arrays.query_len, arrays.context_len
     write = jax.jit(lambda *args: write_kv(*args, implementation=implementation))
-    pages: KVPages = write(*jax.tree.map(jnp.asarray, (arrays.pages, *new, *requests)))
+    pages: KVPages = write(*jax.tree.map(jnp.asarray, (arrays.pages, *new, arrays.requests)))
     return pages
 
 
@@ -58,7 +62,9 @@ def expected_slots(case: Case, arrays: Arrays, new: list[np.ndarray]) -> list[np
         for i in range(count):
             index, slot = divmod(context - count + i, case.page_size)
             for pool, tokens in zip(expected, new, strict=True):
-                pool[arrays.page_table[row, index] * case.page_size + slot] = tokens[arrays.query_start[row] + i]
+                pool[arrays.requests.page_table[row, index] * case.page_size + slot] = tokens[
+                    arrays.requests.query_start[row] + i
+                ]
     return expected
 
 
@@ -86,7 +92,7 @@ def test_quantised_pages_keep_old_tokens_and_take_new_ones(
     new = new_tokens(case, arrays)
     actual = slots(written(arrays, new, implementation), case.head_dim)
     expected = expected_slots(case, arrays, new)
-    rows = zip(arrays.page_table, arrays.context_len, strict=True)
+    rows = zip(arrays.requests.page_table, arrays.requests.context_len, strict=True)
     for table, context in rows:
         positions = (table[:, None] * case.page_size + np.arange(case.page_size)).reshape(-1)[:context]
         for pool, wanted in zip(actual, expected, strict=True):
@@ -100,13 +106,13 @@ def test_a_token_of_a_head_major_page_depends_on_nothing_else() -> None:
     arrays = make_arrays(case)
     sizes = np.array([1.0, 3.0, 0.1, 0.0, 9.0])[:, None, None]
     k, v = (tokens * sizes for tokens in new_tokens(case, arrays))
-    page = arrays.page_table[0, 0]
+    page = arrays.requests.page_table[0, 0]
     stored = []
     for cuts in ((0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)):
         pages: KVPages = jax.tree.map(jnp.asarray, arrays.pages)
         for start, end in pairwise(cuts):
-            rows = (jnp.asarray(x, jnp.int32) for x in (arrays.page_table, [0], [end - start], [end]))
-            pages = write_kv(pages, jnp.asarray(k[start:end]), jnp.asarray(v[start:end]), *rows)
+            requests = row_arrays(arrays.requests.page_table, [0], [end - start], [end])
+            pages = write_kv(pages, jnp.asarray(k[start:end]), jnp.asarray(v[start:end]), requests)
         stored.append([np.asarray(pool)[page, ..., :5] for pool in jax.tree.leaves(pages)])
     for other in stored[1:]:
         for one, two in zip(stored[0], other, strict=True):
@@ -118,8 +124,7 @@ def test_packed_values_keep_their_bits_until_a_larger_one_comes() -> None:
     pages = PackedPages(jnp.full((1, 4, 2), 99, jnp.int8), jnp.ones((1, 1, 2)))
     for position, value in enumerate([12.7, 1.0, 25.4]):
         token = jnp.full((1, 1, 1), value)
-        rows = ([[0]], [0], [1], [position + 1])
-        written = write_kv(pages, token, token, *(jnp.array(x, jnp.int32) for x in rows), implementation="blocks")
+        written = write_kv(pages, token, token, row_arrays([[0]], [0], [1], [position + 1]), implementation="blocks")
         assert isinstance(written, PackedPages)
         pages = written
         stored = [[127], [127, 10], [64, 5, 127]][position]
@@ -150,10 +155,10 @@ def test_pages_at_once_are_those_that_come_one_after_the_other(
     one_by_one, at_once = (written(arrays, new, way) for way in ("blocks", "pages"))
     assert isinstance(one_by_one, PackedPages)
     assert isinstance(at_once, PackedPages)
-    used = np.unique(arrays.page_table[: len(requests)])
-    for row, context in enumerate(arrays.context_len):
+    used = np.unique(arrays.requests.page_table[: len(requests)])
+    for row, context in enumerate(arrays.requests.context_len):
         for index in range(-(-int(context) // case.page_size)):
-            page, filled = arrays.page_table[row, index], min(case.page_size, context - index * case.page_size)
+            page, filled = arrays.requests.page_table[row, index], min(case.page_size, context - index * case.page_size)
             np.testing.assert_array_equal(bits(at_once)[page, :filled], bits(one_by_one)[page, :filled])
             np.testing.assert_array_equal(at_once.scale[page], one_by_one.scale[page])
     others = np.setdiff1d(np.arange(at_once.kv.shape[0]), used)
@@ -177,7 +182,7 @@ def test_scatter_refuses_quantised_pages() -> None:
 def test_values_are_cast_to_the_pages() -> None:
     pages = HeadMajorPages(*(jnp.zeros((2, 1, 4, 8), jnp.bfloat16) for _ in range(2)))
     one = jnp.ones((1, 1, 4))
-    out = write_kv(pages, one, 2 * one, *(jnp.array(x, jnp.int32) for x in ([[1]], [0], [1], [3])))
+    out = write_kv(pages, one, 2 * one, row_arrays([[1]], [0], [1], [3]))
     assert isinstance(out, HeadMajorPages)
     assert out.v.dtype == jnp.bfloat16
     assert np.asarray(out.v[1, 0, :, 2], np.float32).tolist() == [2.0] * 4
@@ -186,9 +191,8 @@ def test_values_are_cast_to_the_pages() -> None:
 def test_an_unknown_implementation_is_named() -> None:
     pages = HeadMajorPages(*(jnp.zeros((2, 1, 4, 8)) for _ in range(2)))
     one = jnp.ones((1, 1, 4))
-    rows = (jnp.array(x, jnp.int32) for x in ([[1]], [0], [1], [3]))
     with pytest.raises(NotImplementedError, match="'fast'"):
-        write_kv(pages, one, one, *rows, implementation="fast")
+        write_kv(pages, one, one, row_arrays([[1]], [0], [1], [3]), implementation="fast")
 
 
 @pytest.mark.parametrize("page_dtype", ["int8", "float8_e4m3fn"])
@@ -196,7 +200,7 @@ def test_a_write_to_head_major_pages_converts_no_other_page(page_dtype: str) -> 
     """XLA:CPU writes to an array of 8-bit floats by converting all of it to a wider type, and back."""
     pages = pages_shape("head_major", 37, 1, 4, 8, jnp.dtype(page_dtype))
     token, row = jax.ShapeDtypeStruct((2, 1, 4), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
-    table = jax.ShapeDtypeStruct((2, 3), jnp.int32)
-    program = jax.jit(write_kv, donate_argnums=0).lower(pages, token, token, table, row, row, row).compile().as_text()
+    requests = RowArrays(jax.ShapeDtypeStruct((2, 3), jnp.int32), row, row, row)
+    program = jax.jit(write_kv, donate_argnums=0).lower(pages, token, token, requests).compile().as_text()
     assert "[37,1,4,8]" in program
     assert not [kind for kind in ("f32", "f16", "bf16", "f8e4m3fn") if f"{kind}[37,1,4,8]" in program]

@@ -26,10 +26,10 @@ def check(case: Case, interpret: Any) -> None:
     rng = np.random.default_rng(3)
     k, v = (jnp.asarray(rng.standard_normal((arrays.q.shape[0], case.num_kv_heads, case.head_dim))) for _ in range(2))
     new = jnp.stack([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
-    chunks = jnp.where(arrays.query_len > 1, arrays.query_len, 0)
-    rows = arrays.page_table, arrays.query_start
+    chunks = jnp.where(arrays.requests.query_len > 1, arrays.requests.query_len, 0)
     # The pages of this layer begin at page 2.
-    count, pieces = cut(case.page_size, new.shape[0], rows[0] - 2, rows[1], chunks, arrays.context_len)
+    requests = arrays.requests._replace(query_len=chunks).of_layer(jnp.int32(-2))
+    count, pieces = cut(case.page_size, new.shape[0], requests)
     pieces = pieces._replace(first_page=jnp.array([2]))
     write = jax.jit(lambda *args: write_chunks(*args, interpret=interpret))
     actual = np.asarray(write(pages, new, count, pieces).kv, np.float32)
@@ -38,11 +38,13 @@ def check(case: Case, interpret: Any) -> None:
     owned = np.ones(wanted.shape[:2], bool)
     for row, count in enumerate(chunks.tolist()):
         for i in range(count):
-            index, slot = divmod(int(arrays.context_len[row]) - count + i, size)
-            wanted[int(arrays.page_table[row, index]), slot] = np.asarray(new[int(arrays.query_start[row]) + i])
+            index, slot = divmod(int(arrays.requests.context_len[row]) - count + i, size)
+            wanted[int(arrays.requests.page_table[row, index]), slot] = np.asarray(
+                new[int(arrays.requests.query_start[row]) + i]
+            )
         if count:  # slots after the last token are not in use
-            index, slot = divmod(int(arrays.context_len[row]), size)
-            owned[int(arrays.page_table[row, index]), slot:] = False
+            index, slot = divmod(int(arrays.requests.context_len[row]), size)
+            owned[int(arrays.requests.page_table[row, index]), slot:] = False
     np.testing.assert_array_equal(actual[owned], wanted[owned])
 
 
@@ -68,4 +70,4 @@ def test_pages_that_it_cannot_write_are_refused(page_dtype: Any, group: int) -> 
     )
     new = jnp.ones((2, 4, 16))
     with pytest.raises(NotImplementedError, match=rf"multiple of {group}, not 8"):
-        write_kv(arrays.pages, new, new, *arrays[2:], implementation="tpu")
+        write_kv(arrays.pages, new, new, arrays.requests, implementation="tpu")

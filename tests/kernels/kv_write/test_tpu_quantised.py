@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.kv_pages import PackedPages, slots
+from orca_jax.kernels.kv_pages import PackedPages, RowArrays, slots
 from orca_jax.kernels.kv_write import tpu_quantised, write_kv
 from orca_jax.kernels.kv_write.pieces import cut
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
@@ -42,13 +42,12 @@ def check(case: Case, size: float, interpret: Any, dtype: Any = jnp.float32) -> 
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     pages, new = arrays.pages, new_tokens(case, arrays, size, dtype)
     assert isinstance(pages, PackedPages)
-    rows = arrays.page_table, arrays.query_start, arrays.query_len, arrays.context_len
     write = jax.jit(partial(write_quantised, head_dim=case.head_dim, interpret=interpret))
-    count, pieces = cut(case.page_size, new[0].shape[0], *rows)
+    count, pieces = cut(case.page_size, new[0].shape[0], arrays.requests)
     # The pages of this layer begin at page 2.
     of_layer = pieces._replace(page=pieces.page - 2, first_page=jnp.array([2]))
     actual = write(pages, slots(*new, new[0].dtype), count, of_layer)
-    wanted = jax.jit(partial(write_kv, implementation="blocks"))(pages, *new, *rows)
+    wanted = jax.jit(partial(write_kv, implementation="blocks"))(pages, *new, arrays.requests)
     written, kept = [], 0
     for page, begin, end in zip(*(x[: int(count)].tolist() for x in pieces[:3]), strict=True):
         np.testing.assert_array_equal(bits(actual)[page, :end], bits(wanted)[page, :end])
@@ -123,12 +122,13 @@ def test_iterations_that_follow_each_other(dtype: str) -> None:
         query_len[np.cumsum(query_len) > tokens] = 0
         context[order] -= added[order] - query_len
         start = (np.cumsum(query_len) - query_len).astype(np.int32)
-        batch = [jnp.asarray(x) for x in (np.asarray(arrays.page_table)[order], start, query_len, context[order])]
+        table = np.asarray(arrays.requests.page_table)[order]
+        batch = RowArrays(*(jnp.asarray(x) for x in (table, start, query_len, context[order])))
         k, v = (jnp.asarray(rng.standard_normal((tokens, 2, 64)) * rng.choice([1, 3]), jnp.float32) for _ in range(2))
-        before, wanted = wanted, one_by_one(wanted, k, v, *batch)
-        actual = kernel(actual, slots(k, v, k.dtype), *cut(size, tokens, *batch))
+        before, wanted = wanted, one_by_one(wanted, k, v, batch)
+        actual = kernel(actual, slots(k, v, k.dtype), *cut(size, tokens, batch))
         for row, page in ((r, p) for r in range(rows) for p in range(-(-context[r] // size))):
-            index, end = arrays.page_table[row, page], context[row] - page * size
+            index, end = arrays.requests.page_table[row, page], context[row] - page * size
             np.testing.assert_array_equal(bits(actual)[index, :end], bits(wanted)[index, :end])
             np.testing.assert_array_equal(actual.scale[index], wanted.scale[index])
             grown += bool((wanted.scale[index] > before.scale[index]).any())

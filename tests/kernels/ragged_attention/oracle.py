@@ -25,7 +25,7 @@ INCREMENTS = [
 
 def run(arrays: Arrays, case: Case, implementation: str) -> np.ndarray:
     args = jax.tree.map(jnp.asarray, arrays)
-    attend = jax.jit(lambda a: ragged_attention(*a, **case.options, implementation=implementation))
+    attend = jax.jit(lambda a: ragged_attention(*a, case.scores, implementation=implementation))
     return np.asarray(attend(args))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from orca_jax.kernels.ragged_attention import implementations, ragged_attention, triton
+from orca_jax.kernels.ragged_attention import Scores, implementations, ragged_attention, triton
 from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
 from orca_jax.kernels.ragged_attention.hopper import attention
 from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES, ragged_attention_gpu
@@ -34,9 +34,9 @@ def fit(case: Case) -> Case:
 
 def check(case: Case) -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
-    expected = ragged_attention(*arrays, **case.options, implementation="reference")
+    expected = ragged_attention(*arrays, case.scores, implementation="reference")
     interpret = plgpu.InterpretGPUParams()
-    attend = jax.jit(lambda a: ragged_attention_gpu(*a, **case.options, multiprocessors=1, interpret=interpret))
+    attend = jax.jit(lambda a: ragged_attention_gpu(*a, case.scores, multiprocessors=1, interpret=interpret))
     actual = np.asarray(attend(arrays), np.float32)
     used = sum(count for count, _ in case.requests)
     np.testing.assert_allclose(actual[:used], np.asarray(expected, np.float32)[:used], rtol=1e-5, atol=case.tolerance)
@@ -51,7 +51,7 @@ def test_both_phases() -> None:
 def test_a_window_is_a_constant() -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(fit(MIXED), layout="packed"))
     with pytest.raises(NotImplementedError, match="known at compile time; unroll the layers"):
-        ragged_attention_gpu(*arrays, scale=1.0, sliding_window=jnp.int32(3))
+        ragged_attention_gpu(*arrays, Scores(1.0, layer_window=jnp.int32(3)))
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_unsupported_shapes_are_refused(change: dict[str, object], reason: str) 
     case = replace(fit(CASES[0]), **change)  # type: ignore[arg-type]
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     with pytest.raises(NotImplementedError, match=reason):
-        ragged_attention_gpu(*arrays, scale=1.0)
+        ragged_attention_gpu(*arrays, Scores(1.0))
 
 
 def test_rows_of_every_head_dim_can_be_stored_alone() -> None:
@@ -96,7 +96,7 @@ def test_multiprocessors_are_those_of_the_card(
     for module, function in ((attention, ragged_attention_gpu), (triton, triton.ragged_attention_triton)):
         launch = Mock(return_value=arrays.q)
         monkeypatch.setattr(module, "_ragged", launch)
-        function(*arrays, scale=1.0)
+        function(*arrays, Scores(1.0))
         assert launch.call_args.args[-2] == expected
 
 

@@ -15,7 +15,7 @@ import pytest
 from orca_jax.kernels.kv_pages import HeadMajorPages
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.native import library
-from orca_jax.kernels.ragged_attention import NO_WINDOW, native, ragged_attention
+from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, native, ragged_attention
 from orca_jax.kernels.ragged_attention.api import choose_backend
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 from tests.kernels.native.machine import library_of, needs_library
@@ -42,7 +42,7 @@ OTHERS = [
 @pytest.mark.parametrize("case", READ + OTHERS, ids=lambda case: case.name)
 def test_native_equals_the_reference(case: Case) -> None:
     arrays = make_arrays(case, seed=1)
-    used = int(arrays.query_len.sum())
+    used = int(arrays.requests.query_len.sum())
     found = run(arrays, case, "native").astype(np.float32)
     np.testing.assert_allclose(found[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(found).all(), "padding must stay finite, since it flows through the other layers"
@@ -53,20 +53,20 @@ def test_native_equals_the_reference(case: Case) -> None:
 @pytest.mark.parametrize("case", READ + OTHERS, ids=lambda case: case.name)
 def test_new_tokens_are_written(case: Case) -> None:
     """Outputs and pages are those of a write by XLA and then attention; all other slots keep their bits."""
-    q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
+    q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
     draw = np.random.default_rng(3)
     new = [jnp.asarray(draw.standard_normal((q.shape[0], *pages.k.shape[1:3])), jnp.float32) for _ in range(2)]
     # Of a layer whose pages begin at the third.
-    prepared = rows[0] - 2, *rows[1:]
+    prepared = requests.of_layer(jnp.int32(-2))
 
     @jax.jit
     def one_by_one(q: jax.Array, new: list[jax.Array], pages: HeadMajorPages) -> tuple[jax.Array, HeadMajorPages]:
-        written = write_kv(pages, *new, *rows, implementation="blocks")
-        return native.attend(q, written, *rows, **case.options), written
+        written = write_kv(pages, *new, requests, implementation="blocks")
+        return native.attend(q, written, requests, case.scores), written
 
     wanted, expected = one_by_one(q, new, pages)
-    write = jax.jit(lambda *arrays: native.write_and_attend(*arrays, **case.options), donate_argnums=3)
-    found, written = write(q, *new, pages, prepared, jnp.int32(2))
+    write = jax.jit(native.write_and_attend, donate_argnums=3)
+    found, written = write(q, *new, pages, prepared, jnp.int32(2), case.scores)
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
     for ours, theirs in zip(written[:2], expected[:2], strict=True):
         np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
@@ -79,9 +79,9 @@ def test_bfloat16_is_rounded_as_by_xla(tokens: int) -> None:
     bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00001, 0x80000000])
     new = jnp.asarray(np.resize(bits.astype(np.uint32).view(np.float32), (tokens, 1, 8)))
     pages = HeadMajorPages(*(jnp.zeros((2, 1, 8, 32), jnp.bfloat16) for _ in range(2)))
-    rows = jnp.array([[0, 1]]), jnp.zeros(1, jnp.int32), jnp.array([tokens]), jnp.array([tokens])
-    _, written = jax.jit(native.write_and_attend, static_argnames="scale", donate_argnums=3)(
-        jnp.zeros((tokens, 1, 8)), new, -new, pages, rows, jnp.int32(0), scale=1.0
+    requests = RowArrays(jnp.array([[0, 1]]), jnp.zeros(1, jnp.int32), jnp.array([tokens]), jnp.array([tokens]))
+    _, written = jax.jit(native.write_and_attend, donate_argnums=3)(
+        jnp.zeros((tokens, 1, 8)), new, -new, pages, requests, jnp.int32(0), Scores(1.0)
     )
     for part, sign in zip(written[:2], (1, -1), strict=True):
         stored = np.asarray(part).transpose(0, 3, 1, 2).reshape(64, 1, 8)[:tokens]
@@ -137,14 +137,14 @@ def register_avx2(path: Path) -> None:
 
 @cache
 def program(case: Case, implementation: str, vectors: str) -> Callable[[Arrays], jax.Array]:
-    return jax.jit(lambda a: ragged_attention(*a, **case.options, implementation=implementation))
+    return jax.jit(lambda a: ragged_attention(*a, case.scores, implementation=implementation))
 
 
 def odd_arrays(case: Case, values: dict[str, float], token: int) -> Arrays:
     """The arrays of a case, with odd values in KV head 1 of row 0."""
     arrays = make_arrays(case, seed=1)
     keys, pooled = (np.array(pool) for pool in (arrays.pages.k, arrays.pages.v))  # type: ignore[union-attr]
-    place = arrays.page_table[0, token // case.page_size], 1, 2, token % case.page_size
+    place = arrays.requests.page_table[0, token // case.page_size], 1, 2, token % case.page_size
     for part, value in values.items():
         if part == "query":
             arrays.q[0, case.num_heads // case.num_kv_heads, 2] = value
@@ -184,11 +184,12 @@ def test_scores_of_every_finite_size(page_dtype: str, vectors: str) -> None:
     pages[:, 0, 0] = np.resize([-1e38, 1e38, -3e38, 0, 3e38, -1e31], 16)
     pages[1, 0, 0] = -1e38
     values = np.arange(2 * 16 * 16, dtype=np.float32).reshape(pages.shape) / 64
-    queries, scale = jnp.zeros((3, 1, 16)).at[:, 0, 0].set(1), 1.0
-    rows = jnp.array([[0, 1], [1, 0], [1, 1]]), jnp.arange(3), jnp.ones(3, jnp.int32), jnp.array([23, 31, 9])
+    queries = jnp.zeros((3, 1, 16)).at[:, 0, 0].set(1)
+    table = jnp.array([[0, 1], [1, 0], [1, 1]])
+    requests = RowArrays(table, jnp.arange(3), jnp.ones(3, jnp.int32), jnp.array([23, 31, 9]))
     arrays = [jnp.asarray(each, page_dtype) for each in (pages, values)]
     found, wanted = (
-        ragged_attention(queries, HeadMajorPages(*arrays), *rows, scale=scale, implementation=name)
+        ragged_attention(queries, HeadMajorPages(*arrays), requests, Scores(1.0), implementation=name)
         for name in ("native", "reference")
     )
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
@@ -198,8 +199,10 @@ def test_scores_of_every_finite_size(page_dtype: str, vectors: str) -> None:
 def test_a_request_without_any_weight_is_not_a_number(vectors: str) -> None:
     """All scores are -inf: a softmax of nothing."""
     pages = HeadMajorPages(jnp.full((1, 1, 16, 16), -jnp.inf), jnp.ones((1, 1, 16, 16)))
-    rows = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32), jnp.array([9])
-    assert jnp.isnan(ragged_attention(jnp.ones((1, 1, 16)), pages, *rows, scale=1.0, implementation="native")).all()
+    zero = jnp.zeros(1, jnp.int32)
+    requests = RowArrays(zero[None], zero, zero + 1, jnp.array([9]))
+    found = ragged_attention(jnp.ones((1, 1, 16)), pages, requests, Scores(1.0), implementation="native")
+    assert jnp.isnan(found).all()
 
 
 @needs_library
@@ -208,11 +211,10 @@ def test_a_request_without_any_weight_is_not_a_number(vectors: str) -> None:
 def test_layers_with_several_windows_share_a_program(name: str) -> None:
     case = next(case for case in READ if case.name == name)
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
-    options = {"scale": 0.25, "implementation": "native"}
-    attend = jax.jit(lambda a, window: ragged_attention(*a, sliding_window=window, **options))
-    used = int(arrays.query_len.sum())
+    attend = jax.jit(lambda a, scores: ragged_attention(*a, scores, implementation="native"))
+    used = int(arrays.requests.query_len.sum())
     for window, same in ((6, case), (NO_WINDOW, replace(case, sliding_window=None))):
-        found = np.asarray(attend(arrays, jnp.int32(window)))
+        found = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))))
         np.testing.assert_allclose(found[:used], reference(same)[:used], rtol=1e-5, atol=case.tolerance)
 
 
@@ -225,9 +227,9 @@ def test_an_increment_does_not_depend_on_other_requests(dtype: str) -> None:
     arrays = make_arrays(together)
     merged = run(arrays, together, "native")
     for row in range(3):
-        start, ones = arrays.query_start[row], slice(row, row + 1)
-        lengths = arrays.page_table[ones], np.zeros(1, np.int32), arrays.query_len[ones], arrays.context_len[ones]
-        alone = run(Arrays(arrays.q[start : start + 1], arrays.pages, *lengths), together, "native")
+        start = arrays.requests.query_start[row]
+        one = RowArrays(*(each[row : row + 1] for each in arrays.requests))._replace(query_start=np.zeros(1, np.int32))
+        alone = run(Arrays(arrays.q[start : start + 1], arrays.pages, one), together, "native")
         np.testing.assert_array_equal(alone[0], merged[start])
 
 
@@ -268,6 +270,5 @@ def test_shapes_that_do_not_fit_are_refused_by_the_library() -> None:
         == f"'native' reads pages of a multiple of {library_of().lanes} tokens, up to 1024"
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match="increments do not fit"):
-        native.attend(
-            jnp.ones((1, 2, 8)), pages, jnp.zeros((1, 1), jnp.int32), 0 * one, one, one, scale=1.0
-        ).block_until_ready()
+        requests = RowArrays(jnp.zeros((1, 1), jnp.int32), 0 * one, one, one)
+        native.attend(jnp.ones((1, 2, 8)), pages, requests, Scores(1.0)).block_until_ready()

@@ -12,7 +12,7 @@ import pytest
 
 from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
-from orca_jax.kernels.ragged_attention import NO_WINDOW, ragged_attention, xla
+from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, ragged_attention, xla
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 from tests.kernels.ragged_attention.oracle import INCREMENTS, reference, run
 
@@ -29,11 +29,11 @@ def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
     scales = arrays.pages.k_scale, arrays.pages.v_scale
     for row, (count, context) in enumerate(case.requests):
         k, v = (
-            np.concatenate([_page(pool, scale, page) for page in arrays.page_table[row]])
+            np.concatenate([_page(pool, scale, page) for page in arrays.requests.page_table[row]])
             for pool, scale in zip(arrays.pages[:2], scales, strict=True)
         )
         for i in range(count):
-            token = arrays.query_start[row] + i
+            token = arrays.requests.query_start[row] + i
             end = context - count + i + 1
             begin = 0 if case.sliding_window is None else max(0, end - case.sliding_window)
             for head in range(case.num_heads):
@@ -62,7 +62,7 @@ def test_reference_is_attention(case: Case) -> None:
 @pytest.mark.parametrize(("layout", "case"), COMPARED, ids=lambda x: x.name if isinstance(x, Case) else x)
 def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
     arrays = make_arrays(case, seed=1, layout=layout)
-    used = int(arrays.query_len.sum())
+    used = int(arrays.requests.query_len.sum())
     actual = run(arrays, case, "xla").astype(np.float32)
     np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
@@ -84,7 +84,7 @@ def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPa
     attend = xla.attend_increment
     monkeypatch.setattr(xla, "attend_increment", lambda *args: calls.append(1) or attend(*args))
     arrays = make_arrays(case, seed=1)
-    used = int(arrays.query_len.sum())
+    used = int(arrays.requests.query_len.sum())
     found = run(arrays, case, "xla").astype(np.float32)
     np.testing.assert_allclose(found[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert bool(calls) == (case in INCREMENTS)
@@ -96,11 +96,10 @@ def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPa
 def test_layers_with_several_windows_share_a_program(implementation: str, name: str) -> None:
     case = next(case for case in (*CASES, *INCREMENTS) if case.name == name)
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
-    options = {"scale": 0.25, "implementation": implementation}
-    attend = jax.jit(lambda a, window: ragged_attention(*a, sliding_window=window, **options))
-    used = int(arrays.query_len.sum())
+    attend = jax.jit(lambda a, scores: ragged_attention(*a, scores, implementation=implementation))
+    used = int(arrays.requests.query_len.sum())
     for window, same in ((6, case), (NO_WINDOW, replace(case, sliding_window=None))):
-        actual = np.asarray(attend(arrays, jnp.int32(window)))
+        actual = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))))
         np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=case.tolerance)
 
 
@@ -108,7 +107,7 @@ def test_layers_with_several_windows_share_a_program(implementation: str, name: 
 def test_xla_multiplies_bfloat16_as_the_processor_does(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With operands of bfloat16 or float32, by the processor. Both are near the oracle, and they differ."""
     arrays = make_arrays(case, seed=1)
-    used = int(arrays.query_len.sum())
+    used = int(arrays.requests.query_len.sum())
     found = []
     for multiplies in (True, False):
         monkeypatch.setattr(xla, "multiplies_bfloat16", lambda answer=multiplies: answer)
@@ -138,7 +137,7 @@ def test_gather_for_every_case(case: Case) -> None:
 
 def check_gather(case: Case, layout: PageLayout) -> None:
     arrays = make_arrays(case, seed=1, layout=layout)
-    used = int(arrays.query_len.sum())
+    used = int(arrays.requests.query_len.sum())
     actual = run(arrays, case, "gather").astype(np.float32)
     np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(actual).all()
@@ -150,7 +149,7 @@ def test_no_loop_of_gather_asks_the_host_for_its_length() -> None:
     args = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
 
     def compiled(implementation: str) -> str:
-        attend = jax.jit(lambda a: ragged_attention(*a, **case.options, implementation=implementation))
+        attend = jax.jit(lambda a: ragged_attention(*a, case.scores, implementation=implementation))
         return attend.lower(args).compile().as_text() or ""
 
     def lines(text: str, word: str) -> list[str]:
@@ -168,15 +167,9 @@ def test_a_request_does_not_depend_on_other_requests() -> None:
     arrays = make_arrays(together)
     merged = run(arrays, together, "xla")
     for row, (count, _) in enumerate(together.requests):
-        start = arrays.query_start[row]
-        alone = Arrays(
-            arrays.q[start : start + count],
-            arrays.pages,
-            arrays.page_table[row : row + 1],
-            np.zeros(1, np.int32),
-            arrays.query_len[row : row + 1],
-            arrays.context_len[row : row + 1],
-        )
+        start = arrays.requests.query_start[row]
+        one = RowArrays(*(each[row : row + 1] for each in arrays.requests))._replace(query_start=np.zeros(1, np.int32))
+        alone = Arrays(arrays.q[start : start + count], arrays.pages, one)
         np.testing.assert_allclose(run(alone, together, "xla"), merged[start : start + count], rtol=1e-6, atol=1e-6)
 
 

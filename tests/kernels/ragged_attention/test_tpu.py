@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.ragged_attention import NO_WINDOW, implementations, ragged_attention
+from orca_jax.kernels.ragged_attention import NO_WINDOW, Scores, implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, read_table, rule, write_table
@@ -23,13 +23,13 @@ TINY = BlockSizes(
 
 def reference(case: Case) -> np.ndarray:
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
-    return np.asarray(ragged_attention(*arrays, **case.options, implementation="reference"), np.float32)
+    return np.asarray(ragged_attention(*arrays, case.scores, implementation="reference"), np.float32)
 
 
 def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     """Compare the kernels' outputs with the oracle's; padding must be finite."""
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
-    attend = jax.jit(lambda a: ragged_attention_tpu(*a, **case.options, blocks=blocks, interpret=interpret))
+    attend = jax.jit(lambda a: ragged_attention_tpu(*a, case.scores, blocks=blocks, interpret=interpret))
     actual = np.asarray(attend(arrays), np.float32)
     used = sum(count for count, _ in case.requests)
     np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
@@ -61,11 +61,10 @@ def test_parts_without_masks(window: int | None) -> None:
 
 def test_layers_with_several_windows_share_a_kernel() -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(LONG, seed=1, layout="packed"))
-    options: dict[str, Any] = {"scale": 0.25, "blocks": TINY, "interpret": True}
-    attend = jax.jit(lambda a, window: ragged_attention_tpu(*a, sliding_window=window, **options))
-    used = int(arrays.query_len.sum())
+    attend = jax.jit(lambda a, scores: ragged_attention_tpu(*a, scores, blocks=TINY, interpret=True))
+    used = int(arrays.requests.query_len.sum())
     for window, same in ((61, replace(LONG, sliding_window=61)), (NO_WINDOW, LONG)):
-        actual = np.asarray(attend(arrays, jnp.int32(window)), np.float32)
+        actual = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))), np.float32)
         np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=LONG.tolerance)
 
 
@@ -85,14 +84,14 @@ def test_every_case_without_races(case: Case) -> None:
 
 def test_head_major_pages_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="packed pages"):
-        ragged_attention_tpu(*jax.tree.map(jnp.asarray, make_arrays(CASES[0])), scale=1.0)
+        ragged_attention_tpu(*jax.tree.map(jnp.asarray, make_arrays(CASES[0])), Scores(1.0))
 
 
 def test_pages_with_partial_registers_are_refused() -> None:
     case = Case("pages of 8 in bfloat16", ((1, 1),), page_dtype="bfloat16")
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     with pytest.raises(NotImplementedError, match="multiple of 16, not 8"):
-        ragged_attention_tpu(*arrays, scale=1.0)
+        ragged_attention_tpu(*arrays, Scores(1.0))
 
 
 def test_it_is_offered_on_tpus_only() -> None:

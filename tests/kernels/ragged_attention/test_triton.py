@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from orca_jax.kernels.kv_pages import KVPages, pages_shape
-from orca_jax.kernels.ragged_attention import implementations, ragged_attention
+from orca_jax.kernels.ragged_attention import Scores, implementations, ragged_attention
 from orca_jax.kernels.ragged_attention.api import choose_backend, explain_choice
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.hopper import assembler
@@ -40,8 +40,8 @@ def fitted(case: Case) -> Case:
 
 def check(case: Case) -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
-    expected = ragged_attention(*arrays, **case.options, implementation="reference")
-    actual = ragged_attention_triton(*arrays, **case.options, multiprocessors=2, interpret=True)
+    expected = ragged_attention(*arrays, case.scores, implementation="reference")
+    actual = ragged_attention_triton(*arrays, case.scores, multiprocessors=2, interpret=True)
     used = sum(count for count, _ in case.requests)
     wanted, found = (np.asarray(x, np.float32) for x in (expected, actual))
     np.testing.assert_allclose(found[:used], wanted[:used], rtol=1e-5, atol=case.tolerance)
@@ -57,7 +57,7 @@ def test_both_phases(case: Case) -> None:
 def test_a_window_is_a_constant() -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(MIXED), layout="packed"))
     with pytest.raises(NotImplementedError, match="known at compile time; unroll the layers"):
-        ragged_attention_triton(*arrays, scale=1.0, sliding_window=jnp.int32(3))
+        ragged_attention_triton(*arrays, Scores(1.0, layer_window=jnp.int32(3)))
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_unsupported_shapes_are_refused(change: dict[str, Any], num_pages: int, 
 def test_pages_of_cpus_are_refused() -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(CASES[0]), layout="head_major"))
     with pytest.raises(NotImplementedError, match="packed pages"):
-        ragged_attention_triton(*arrays, scale=1.0)
+        ragged_attention_triton(*arrays, Scores(1.0))
 
 
 HOPPERS = Case("", ((1, 1),), 4, 4, 64, 16, dtype="bfloat16", page_dtype="bfloat16")

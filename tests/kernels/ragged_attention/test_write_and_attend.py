@@ -1,5 +1,6 @@
 """Writing and attending at once on TPUs, without a TPU: against one after the other, by Pallas' interpreters."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.kv_write import write_kv
-from orca_jax.kernels.ragged_attention import ragged_attention
+from orca_jax.kernels.ragged_attention import RowArrays, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import write_and_attend_tpu
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
@@ -27,23 +28,25 @@ TAKEN = [case for case in CASES if case.page_dtype in ("float32", "bfloat16")]
 def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     """Outputs are the oracle's after a scatter, and so is every slot that somebody may read."""
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
-    q, pages, *rows = arrays
+    q, pages, requests = arrays
     rng = np.random.default_rng(3)
     shape = q.shape[0], case.num_kv_heads, case.head_dim
     k, v = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2))
-    options = {**case.options, "blocks": blocks, "interpret": interpret}
+    options = {"blocks": blocks, "interpret": interpret}
 
     # Of a layer whose pages begin at the third.
-    plan = plan_attention(q, pages, rows[0] - 2, *rows[1:], blocks or blocks_for(q, pages)).of_layer(jnp.int32(2))
-    actual, written = jax.jit(lambda *args: write_and_attend_tpu(*args, **options))(q, k, v, pages, plan)
-    scattered = write_kv(pages, k, v, *rows, implementation="scatter")
-    wanted = ragged_attention(q, scattered, *rows, **case.options, implementation="reference")
+    plan = plan_attention(q, pages, requests.of_layer(jnp.int32(-2)), blocks or blocks_for(q, pages)).of_layer(
+        jnp.int32(2)
+    )
+    actual, written = jax.jit(partial(write_and_attend_tpu, **options))(q, k, v, pages, plan, case.scores)
+    scattered = write_kv(pages, k, v, requests, implementation="scatter")
+    wanted = ragged_attention(q, scattered, requests, case.scores, implementation="reference")
     used = sum(count for count, _ in case.requests)
     np.testing.assert_allclose(
         np.asarray(actual, np.float32)[:used], np.asarray(wanted, np.float32)[:used], rtol=1e-5, atol=case.tolerance
     )
     assert isinstance(written, PackedPages)
-    owned = slots_with_tokens(case, arrays.page_table)
+    owned = slots_with_tokens(case, arrays.requests.page_table)
     np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[owned] for x in (written, scattered)))
     others = np.setdiff1d(np.arange(pages.kv.shape[0]), np.unique(np.nonzero(owned)[0]))
     np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[others] for x in (written, pages)))
@@ -82,15 +85,15 @@ def kernels_outside_conditions(jaxpr: Any) -> list[str]:
 def test_no_kernel_runs_for_nothing(name: str) -> None:
     """The grids follow the requests, and a grid of zero programs is undefined: each kernel is within a condition."""
     case = BY_NAME[name]
-    q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
     new = jnp.zeros((q.shape[0], case.num_kv_heads, case.head_dim))
 
-    def layer(q: jax.Array, pages: PackedPages, *rows: jax.Array) -> Any:
-        plan = plan_attention(q, pages, *rows, blocks_for(q, pages))
-        written = write_kv(pages, new, new, *rows, implementation="tpu")
-        return write_and_attend_tpu(q, new, new, written, plan, **case.options)
+    def layer(q: jax.Array, pages: PackedPages, requests: RowArrays) -> Any:
+        plan = plan_attention(q, pages, requests, blocks_for(q, pages))
+        written = write_kv(pages, new, new, requests, implementation="tpu")
+        return write_and_attend_tpu(q, new, new, written, plan, case.scores)
 
-    traced = jax.make_jaxpr(layer)(q, pages, *rows)
+    traced = jax.make_jaxpr(layer)(q, pages, requests)
     assert "pallas_call" in str(traced)
     assert not kernels_outside_conditions(traced.jaxpr)
 
@@ -113,14 +116,14 @@ def test_cases_without_races(name: str) -> None:
 @pytest.mark.parametrize("name", ["int8 pages", "fp8 pages"])
 def test_quantised_pages_are_written_first(name: str) -> None:
     case = BY_NAME[name]
-    q, pages, *rows = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
     rng = np.random.default_rng(3)
     k, v = (jnp.asarray(rng.standard_normal((q.shape[0], 3, 64)), q.dtype) for _ in range(2))
-    plan = plan_attention(q, pages, *rows, blocks_for(q, pages))
-    layer = jax.jit(lambda *args: write_and_attend_tpu(*args, **case.options, interpret=True))
-    actual, written = layer(q, k, v, pages, plan)
-    wanted_pages = write_kv(pages, k, v, *rows, implementation="pages")
-    wanted = ragged_attention(q, wanted_pages, *rows, **case.options, implementation="reference")
+    plan = plan_attention(q, pages, requests, blocks_for(q, pages))
+    layer = jax.jit(partial(write_and_attend_tpu, interpret=True))
+    actual, written = layer(q, k, v, pages, plan, case.scores)
+    wanted_pages = write_kv(pages, k, v, requests, implementation="pages")
+    wanted = ragged_attention(q, wanted_pages, requests, case.scores, implementation="reference")
     np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (actual, wanted)), rtol=1e-5, atol=case.tolerance)
-    owned = slots_with_tokens(case, rows[0])
+    owned = slots_with_tokens(case, requests.page_table)
     np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[owned] for x in (written, wanted_pages)))

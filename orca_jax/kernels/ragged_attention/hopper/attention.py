@@ -31,10 +31,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, num_kv_heads
 from orca_jax.kernels.ragged_attention import gpu_plan
+from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, cut_contexts, cut_queries
 from orca_jax.kernels.ragged_attention.hopper.assembler import refusal_of_assembler
 from orca_jax.kernels.ragged_attention.hopper.chunks import attend_chunks
@@ -48,14 +49,9 @@ PAGE_SIZES = (16, 32, 64, 128, 256)
 def ragged_attention_gpu(
     q: Float[Array, "T H D"],
     pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    requests: RowArrays,
+    scores: Scores,
     *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
     multiprocessors: int | None = None,
     interpret: Any = None,
 ) -> Float[Array, "T H D"]:
@@ -70,26 +66,20 @@ def ragged_attention_gpu(
     """
     if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
-    gpu_plan.refuse_traced(sliding_window, "gpu")
-    rows = page_table, query_start, query_len, context_len
-    multiprocessors = multiprocessors or gpu_plan.multiprocessors_here()
-    return _ragged(q, pages, *rows, scale, sliding_window, soft_cap, multiprocessors, interpret)
+    gpu_plan.refuse_traced(scores, "gpu")
+    return _ragged(q, pages, requests, scores, multiprocessors or gpu_plan.multiprocessors_here(), interpret)
 
 
-@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10))
+@partial(jax.jit, static_argnums=(4, 5))
 def _ragged(
     q: Float[Array, "T H D"],
     pages: PackedPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    requests: RowArrays,
+    scores: Scores,
     multiprocessors: int,
     interpret: Any,
 ) -> Float[Array, "T H D"]:
+    page_table, _, query_len, context_len = requests
     dtype, q = q.dtype, q.astype(jnp.bfloat16)
     num_tokens, num_heads, head_dim = q.shape
     kv_heads = num_kv_heads(pages, head_dim)
@@ -99,9 +89,7 @@ def _ragged(
         groups=num_heads // kv_heads,
         page_size=pages.page_size,
         **gpu_plan.INCREMENT_BLOCKS[head_dim]._asdict(),
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
+        scores=scores,
         interpret=interpret,
     )
     # Without the barrier XLA may pass a slice of another array as an argument, and keep the call out of the CUDA graph.
@@ -112,12 +100,17 @@ def _ragged(
         context_len[:rows],
         num_pieces=gpu_plan.most_pieces(rows, kv_heads, multiprocessors),
         block=shape.block,
-        sliding_window=sliding_window,
+        sliding_window=scores.sliding_window,
     )
     increments = attend_pieces(shape, q, pages.kv, page_table, pieces, grid=multiprocessors), pieces
     shape = replace(shape, **gpu_plan.CHUNK_BLOCKS._asdict())
-    cut = partial(cut_queries, size=gpu_plan.TILE, block=shape.block, sliding_window=sliding_window)
-    tiles = cut(query_start, query_len, context_len, num_tokens=num_tokens)
+    tiles = cut_queries(
+        requests,
+        size=gpu_plan.TILE,
+        num_tokens=num_tokens,
+        block=shape.block,
+        sliding_window=scores.sliding_window,
+    )
     num_used = query_len.sum(dtype=jnp.int32)
     out = attend_chunks(shape, q, pages.kv, page_table, tiles, increments, num_used, grid=multiprocessors)
     return out.astype(dtype)

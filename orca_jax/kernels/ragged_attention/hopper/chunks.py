@@ -169,7 +169,7 @@ class _ChunkBlock:
 
         # Blocks that end before the first query need no mask if all of their slots are written.
         known = jnp.minimum(own_first + 1, context)
-        open_blocks = lax.div(known - first, shape.block) if shape.sliding_window is None else jnp.int32(0)
+        open_blocks = lax.div(known - first, shape.block) if shape.scores.sliding_window is None else jnp.int32(0)
         open_blocks = jnp.minimum(open_blocks, num_blocks)
         pl.when(mine == 1)(self.take_turns)
         state = empty_softmax(shape)
@@ -209,8 +209,8 @@ class _ChunkBlock:
         if context is not None:
             ahead = (own_first - token) + iota(shape, 0) - iota(shape, 1)  # of the key
             visible = ahead >= 0
-            if shape.sliding_window is not None:
-                visible = visible & (ahead < shape.sliding_window)
+            if shape.scores.sliding_window is not None:
+                visible = visible & (ahead < shape.scores.sliding_window)
             scores = jnp.where(visible, scores, MASKED)
         state, weights = add_weights(state, scores)
         plgpu.barrier_wait(pipeline.v_ready.at[slot])

@@ -161,7 +161,7 @@ class _IncrementBlock:
             return lax.div(blocks - own_first + (CONSUMERS - 1), CONSUMERS)
 
         num_blocks = lax.div(end - first + (shape.block - 1), shape.block)
-        full = own(lax.div(end - first, shape.block)) if shape.sliding_window is None else jnp.int32(0)
+        full = own(lax.div(end - first, shape.block)) if shape.scores.sliding_window is None else jnp.int32(0)
         state = lax.fori_loop(0, full, partial(block, is_masked=False), empty_softmax(shape))
         state = lax.fori_loop(full, own(num_blocks), partial(block, is_masked=True), state)
         self.write(piece, head, state)

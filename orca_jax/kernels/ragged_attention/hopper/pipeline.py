@@ -32,6 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS
 
 MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
@@ -49,9 +50,7 @@ class HopperShape:
         groups: G, query heads that share one KV head.
         block: tokens fetched and multiplied together.
         stages: blocks in shared memory at once.
-        scale: factor on scores.
-        sliding_window: number of tokens that a query sees, or None.
-        soft_cap: bound on scores, or None.
+        scores: factor, window and cap.
         interpret: parameters of the simulator, None to compile the kernel.
     """
 
@@ -61,9 +60,7 @@ class HopperShape:
     page_size: int
     block: int
     stages: int
-    scale: float
-    sliding_window: int | None
-    soft_cap: float | None
+    scores: Scores
     interpret: Any
 
     @property
@@ -202,11 +199,11 @@ def scores_of(shape: HopperShape, q: Ref | jax.Array, k: Ref) -> Float[Array, "6
         q: [64, D], in shared memory or registers.
         k: [C, D].
     """
-    scores = _multiply_queries(shape, q, k)
-    if shape.soft_cap is None:
-        return scores * (shape.scale * _LOG2E)
+    scores, scale, cap = _multiply_queries(shape, q, k), shape.scores.scale, shape.scores.soft_cap
+    if cap is None:
+        return scores * (scale * _LOG2E)
     # By `approx_math` this is the instruction tanh.approx, exact to 2**-11 of the cap: 0.02 of a score at a cap of 50.
-    return jnp.tanh(scores * (shape.scale / shape.soft_cap)) * (shape.soft_cap * _LOG2E)
+    return jnp.tanh(scores * (scale / cap)) * (cap * _LOG2E)
 
 
 def _multiply_queries(shape: HopperShape, q: Ref | jax.Array, k: Ref) -> Float[Array, "64 C"]:

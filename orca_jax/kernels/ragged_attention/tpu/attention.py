@@ -25,9 +25,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, num_kv_heads, slots, tile_tokens
+from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, num_kv_heads, slots, tile_tokens
 from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
+from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes
 from orca_jax.kernels.ragged_attention.tpu.chunks import attend_chunks
 from orca_jax.kernels.ragged_attention.tpu.increments import attend_increments
@@ -35,20 +36,14 @@ from orca_jax.kernels.ragged_attention.tpu.plan import Prepared, blocks_for, chu
 from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 
 _LOG2E = math.log2(math.e)
-_FAR = 2**30  # tokens; wider than any window
 
 
 def ragged_attention_tpu(
     q: Float[Array, "T H D"],
     pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    requests: RowArrays,
+    scores: Scores,
     *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
     blocks: BlockSizes | None = None,
     interpret: Any = False,
 ) -> Float[Array, "T H D"]:
@@ -65,25 +60,21 @@ def ragged_attention_tpu(
     if reason is not None or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
     blocks = blocks or blocks_for(q, pages)
-    prepared = plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks)
-    options: dict[str, Any] = {"sliding_window": sliding_window, "soft_cap": soft_cap, "interpret": interpret}
-    return attend_prepared(q, pages, prepared, scale=scale, blocks=blocks, **options)
+    prepared = plan_attention(q, pages, requests, blocks)
+    return attend_prepared(q, pages, prepared, scores, blocks=blocks, interpret=interpret)
 
 
 def attend_prepared(
     q: Float[Array, "T H D"],
     pages: PackedPages,
     prepared: Prepared,
+    scores: Scores,
     *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
     blocks: BlockSizes | None = None,
     interpret: Any = False,
 ) -> Float[Array, "T H D"]:
     """Attend without writing, by a plan with the first page of the layer; the arguments are as for the next one."""
-    blocks = blocks or blocks_for(q, pages)
-    call = _AttentionCall(q, pages, prepared, blocks, scale, sliding_window, soft_cap, interpret)
+    call = _AttentionCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
     out, pages = call.increments(pages, None)
     return call.merged(out, call.chunks(pages))
 
@@ -94,10 +85,8 @@ def write_and_attend_tpu(
     v: Float[Array, "T K D"],
     pages: PackedPages,
     prepared: Prepared,
+    scores: Scores,
     *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
     blocks: BlockSizes | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "T H D"], PackedPages]:
@@ -111,9 +100,7 @@ def write_and_attend_tpu(
 
     The other arguments are those of `write_kv` and `ragged_attention`. `refusal` must accept the pages.
     """
-    call = _AttentionCall(
-        q, pages, prepared, blocks or blocks_for(q, pages), scale, sliding_window, soft_cap, interpret
-    )
+    call = _AttentionCall(q, pages, prepared, scores, blocks or blocks_for(q, pages), interpret)
     pieces = prepared.num_pieces, prepared.pieces
     if pages.is_quantised:
         new = slots(k, v, k.dtype)
@@ -145,10 +132,8 @@ class _AttentionCall:
         q: Float[Array, "T H D"],
         pages: PackedPages,
         prepared: Prepared,
+        scores: Scores,
         blocks: BlockSizes,
-        scale: float,
-        sliding_window: int | Int[Array, ""] | None,
-        soft_cap: float | None,
         interpret: Any,
     ) -> None:
         self.prepared, self.blocks, self.num_tokens = prepared, blocks, q.shape[0]
@@ -164,15 +149,15 @@ class _AttentionCall:
             fetch_pages=self.blocks.fetch_pages,
             compute_pages=self.blocks.compute_pages,
             whole_pages=self.blocks.whole_pages,
-            has_window=sliding_window is not None,
-            soft_cap=soft_cap,
+            has_window=scores.window is not None,
+            soft_cap=scores.soft_cap,
             compute_dtype=jnp.float32 if is_exact else jnp.bfloat16,
             is_quantised=pages.is_quantised,
         )
         # Weights are powers of two, which saves one product for each score.
-        factor = scale if soft_cap is not None else scale * _LOG2E
+        factor = scores.scale if scores.soft_cap is not None else scores.scale * _LOG2E
         self.q = (q.astype(jnp.float32) * factor).astype(self.shape.compute_dtype)
-        window = jnp.asarray(_FAR if sliding_window is None else sliding_window, jnp.int32).reshape(1)
+        window = jnp.asarray(NO_WINDOW if scores.window is None else scores.window, jnp.int32).reshape(1)
         self.options: dict[str, Any] = {"window": window, "out_dtype": q.dtype, "interpret": interpret}
 
     def increments(
@@ -208,22 +193,15 @@ attend = ragged_attention_tpu
 """The name in the contract of backends, like `prepare` and `write_and_attend`."""
 
 
-def prepare(
-    q: jax.ShapeDtypeStruct,
-    pages: KVPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
-) -> Prepared:
-    """Prepare the requests of an iteration for all layers.
+def prepare(q: jax.ShapeDtypeStruct, pages: KVPages, requests: RowArrays) -> Prepared:
+    """Prepare the requests of an iteration for all layers with this page table.
 
     Raises:
         NotImplementedError: `refusal` does not accept the pages.
     """
     if (reason := refusal(q, pages)) is not None or not isinstance(pages, PackedPages):
         raise NotImplementedError(reason)
-    return plan_attention(q, pages, page_table, query_start, query_len, context_len, blocks_for(q, pages))
+    return plan_attention(q, pages, requests, blocks_for(q, pages))
 
 
 def write_and_attend(
@@ -233,11 +211,7 @@ def write_and_attend(
     pages: PackedPages,
     prepared: Prepared,
     first_page: Int[Array, ""],
-    *,
-    scale: float,
-    sliding_window: int | Int[Array, ""] | None = None,
-    soft_cap: float | None = None,
+    scores: Scores,
 ) -> tuple[Float[Array, "T H D"], PackedPages]:
     """Call `write_and_attend_tpu` for the layer with pages from `first_page` on."""
-    scores: dict[str, Any] = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
-    return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), **scores)
+    return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), scores)

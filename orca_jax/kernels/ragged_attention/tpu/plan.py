@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-from orca_jax.kernels.kv_pages import PackedPages, num_kv_heads
+from orca_jax.kernels.kv_pages import PackedPages, RowArrays, num_kv_heads
 from orca_jax.kernels.kv_write.pieces import PagePieces, cut
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, choose_blocks
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES
@@ -58,10 +58,7 @@ class Prepared(NamedTuple):
 def plan_attention(
     q: Float[Array, "T H D"] | jax.ShapeDtypeStruct,
     pages: PackedPages,
-    page_table: Int[Array, "R P"],
-    query_start: Int[Array, " R"],
-    query_len: Int[Array, " R"],
-    context_len: Int[Array, " R"],
+    requests: RowArrays,
     blocks: BlockSizes,
 ) -> Prepared:
     """Cut the queries of an iteration into blocks, and its new tokens into pieces.
@@ -69,15 +66,13 @@ def plan_attention(
     Args:
         q: queries on one device, or their shape.
         pages: pages on one device, or their shapes.
-        page_table: pages of each request in the first layer.
-        query_start: first query of each request; this and the next two are as for `ragged_attention`.
-        query_len: number of queries.
-        context_len: tokens in the cache after this iteration.
+        requests: the requests, in the pages of the first layer.
         blocks: the sizes of `blocks_for`, or others to try.
     """
+    page_table, query_start, query_len, context_len = requests
     num_tokens, num_increments = q.shape[0], jnp.sum(query_len == 1, dtype=jnp.int32)
     written = query_len if pages.is_quantised else jnp.where(query_len > 1, query_len, 0)
-    num_pieces, pieces = cut(pages.page_size, num_tokens, page_table, query_start, written, context_len)
+    num_pieces, pieces = cut(pages.page_size, num_tokens, requests._replace(query_len=written))
     rows = query_start, query_len, num_increments
     return Prepared(
         _page_lists(page_table),

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orca_jax.kernels.kv_pages import PackedPages, needs_scales
+from orca_jax.kernels.kv_pages import PackedPages, RowArrays, needs_scales
+from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu, refusal
 from orca_jax.kernels.ragged_attention.tpu.blocks import TABLE, BlockSizes, Heads, read_table, rule, write_table
 
@@ -65,14 +66,14 @@ def seconds(batch: TuningBatch, heads: Heads, blocks: BlockSizes, *, repeats: in
     q = jax.random.normal(jax.random.key(1), queries, jnp.float32 if heads.itemsize == 4 else jnp.bfloat16)
 
     @jax.jit
-    def chain(q: jax.Array, pages: PackedPages, *rows: jax.Array) -> jax.Array:
+    def chain(q: jax.Array, pages: PackedPages, requests: RowArrays) -> jax.Array:
         def call(_: jax.Array, q: jax.Array) -> jax.Array:
-            scale = heads.head_dim**-0.5
-            return ragged_attention_tpu(q, pages, *rows, scale=scale, blocks=blocks, interpret=interpret)
+            scores = Scores(heads.head_dim**-0.5)
+            return ragged_attention_tpu(q, pages, requests, scores, blocks=blocks, interpret=interpret)
 
         return jax.lax.fori_loop(0, repeats, call, q)
 
-    args = q, pages, *map(jnp.asarray, (table, start, length, context))
+    args = q, pages, RowArrays(*map(jnp.asarray, (table, start, length, context)))
     chain(*args).block_until_ready()
     begin = time.perf_counter()
     chain(*args).block_until_ready()
