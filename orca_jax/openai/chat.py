@@ -17,7 +17,7 @@ from orca_jax.openai.conversation import (
     tool_rules,
     unread_fields,
 )
-from orca_jax.openai.errors import ApiError
+from orca_jax.openai.errors import ApiError, PromptTooLong
 from orca_jax.openai.generation import Job, Piece, whole_parts
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
@@ -112,12 +112,11 @@ async def _fitting_prompt(service: Service, call: ChatRequest, rules: ToolRules)
     try:
         prompt = truncated(await prompt_of(service, call, rules), call, service.model.context)
         room_of(service.model, len(prompt.ids), call)
-    except ApiError as error:
-        if not rules.shown or error.code != "context_length_exceeded" or error.param != call.prompt_name:
-            raise
-        share = await share_of_tools(service, call, rules.shown)
-        message = f"{error.message}; {share}: send fewer of them, or shorter descriptions"
-        raise ApiError(error.status, message, error.param, code=error.code) from None
+    except PromptTooLong as error:
+        if rules.shown:
+            share = await share_of_tools(service, call, rules.shown)
+            error.add(f"{share}: send fewer of them, or shorter descriptions")
+        raise
     return prompt
 
 

@@ -65,11 +65,34 @@ class ApiError(Exception):
     def encode(self) -> bytes:
         """The error as a JSON body."""
         kind = "server_error" if self.status >= 500 else _KINDS.get(self.status, "invalid_request_error")
-        return msgspec.json.encode(ErrorEnvelope(ErrorBody(_sane(self.message), kind, self.param, self.code)))
+        return msgspec.json.encode(ErrorEnvelope(ErrorBody(sane(self.message), kind, self.param, self.code)))
 
     def response(self) -> Response:
         """The error as an HTTP response."""
         return Response(self.encode(), self.status, self.headers, media_type="application/json")
+
+
+class PromptTooLong(ApiError):
+    """A prompt that leaves no token of the context for the answer.
+
+    Args:
+        message: the error in OpenAI's format.
+        param: the field with the prompt.
+        num_tokens: length of the prompt.
+        maximum: length of the longest prompt.
+        remark: about `num_tokens`, for formats with another message.
+    """
+
+    def __init__(self, message: str, param: str, num_tokens: int, maximum: int, remark: str = "") -> None:
+        super().__init__(400, message, param, code="context_length_exceeded")
+        self.num_tokens = num_tokens
+        self.maximum = maximum
+        self.remark = remark
+
+    def add(self, remark: str) -> None:
+        """Add a remark to the message."""
+        self.message += f"; {remark}"
+        self.remark += f"; {remark}"
 
 
 def engine_gone(message: str) -> ApiError:
@@ -92,6 +115,6 @@ def api_error(error: LinkError, overload_status: int) -> ApiError:
     return engine_gone(error.message)
 
 
-def _sane(text: str) -> str:
+def sane(text: str) -> str:
     """The text with lone surrogates replaced, since UTF-8 cannot encode them."""
     return text.encode("utf-8", "replace").decode()

@@ -69,6 +69,7 @@ class Piece(NamedTuple):
     logprobs: Sequence[TokenLogprobs] = ()
     parts: Sequence[OutputPart] = ()  # text, reasoning and calls in their order; empty if there is text alone
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
+    stop: str | None = None  # the stop string at the end
 
     def in_order(self) -> Sequence[OutputPart]:
         """The parts, also of a piece that has text alone."""
@@ -90,6 +91,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         [one for piece in pieces for one in piece.logprobs],
         [part for piece in pieces for part in piece.in_order()] if has_parts else (),
         next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
+        pieces[-1].stop,
     )
 
 
@@ -139,9 +141,11 @@ class OpenChoice:
         if self._job.keeps_ids:
             count = output.num_tokens - before
             ids, logprobs = update.new_ids[:count], update.logprobs[:count]
-            return Piece(self.index, text, reason, ids, logprobs, parts, update.prompt_logprobs)
-        if text or parts or reason is not None:
-            return Piece(self.index, text, reason, parts=parts)
+            return Piece(self.index, text, reason, ids, logprobs, parts, update.prompt_logprobs, output.stop)
+        if reason is not None:
+            return Piece(self.index, text, reason, parts=parts, stop=output.stop)
+        if text or parts:
+            return Piece(self.index, text, parts=parts)
         return None
 
     def _parse(self, parser: ToolParser, text: str, reason: AnswerReason | None) -> list[OutputPart]:

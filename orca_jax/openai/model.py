@@ -14,7 +14,7 @@ from orca_jax.errors import EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import LinkError
 from orca_jax.link.wire import Ready
-from orca_jax.openai.errors import ApiError, api_error, engine_gone
+from orca_jax.openai.errors import ApiError, PromptTooLong, api_error, engine_gone
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.calls.dialects import ALIASES, inferred_parser
@@ -164,7 +164,10 @@ class Service:
         longest = max(map(len, texts), default=0)
         if longest > limit:  # tokenizing it could take minutes
             message = f"{param} has {longest} characters; the context of this model holds at most {limit}"
-            raise ApiError(400, message, param, code="context_length_exceeded")
+            least = -(-longest // tokenizer.longest_token)
+            raise PromptTooLong(
+                message, param, least, self.model.context - 1, f" (a lower bound for {longest} characters)"
+            )
 
         def encode() -> list[list[int]]:
             return [tokenizer.encode(text, add_special_tokens) for text in texts]

@@ -6,7 +6,7 @@ from typing import Any
 
 from orca_jax.errors import RequestError
 from orca_jax.link.wire import Submit
-from orca_jax.openai.errors import ApiError
+from orca_jax.openai.errors import ApiError, PromptTooLong
 from orca_jax.openai.model import Model, Prompt, Service
 from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.completion import CompletionRequest
@@ -168,7 +168,7 @@ def room_of(model: Model, num_prompt: int, call: CompletionCall) -> int:
             f"this model's maximum context length is {model.context} tokens, and the prompt has {num_prompt}; "
             "at least one must be left for the answer"
         )
-        raise ApiError(400, message, call.prompt_name, code="context_length_exceeded")
+        raise PromptTooLong(message, call.prompt_name, num_prompt, model.context - 1)
     return room
 
 

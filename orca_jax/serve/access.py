@@ -17,12 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_jax.errors import ConfigError, reason_of
 from orca_jax.openai.errors import RETRY_SECONDS, ApiError
+from orca_jax.openai.messages.errors import error_response
 from orca_jax.serve.events import WEIGHT_VERSION
 from orca_jax.serve.handlers import CUT_LIMIT, IGNORED_FIELDS
 from orca_jax.serve.request_context import HostCheck
 from orca_jax.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/live", "/health"})  # for probes of load balancers without keys
+ROOT = "/"  # open to HEAD: some clients look for a server there, without a key
 KEY_HEADERS = ("x-api-key", "api-key")  # of Anthropic's and of Azure's clients
 OPEN_METHODS = frozenset({"GET", "HEAD"})
 _KEY_HEADERS = frozenset(name.encode() for name in KEY_HEADERS)
@@ -63,7 +65,7 @@ class Access:
         else:
             caller = self._caller(scope)
             if isinstance(caller, ApiError):
-                await caller.response()(scope, receive, send)
+                await error_response(caller, scope)(scope, receive, send)
             else:
                 scope.setdefault("state", {})["caller"] = caller
                 await self._app(scope, receive, send)
@@ -74,8 +76,8 @@ class Access:
             return False
         paths = self._open_paths if scope["method"] in OPEN_METHODS else ()
         paths = self._own_keys if scope["method"] == "POST" else paths
-        path, root = scope["path"], scope.get("root_path", "")
-        return path in paths if not root else path.removeprefix(root) in paths
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return path in paths or (scope["method"] == "HEAD" and path == ROOT)
 
     def _caller(self, scope: Scope) -> str | ApiError:
         """The digest of the call's key, or the refusal."""
@@ -122,7 +124,8 @@ class CallLimit:
         if self._num_open[caller] >= self._most:
             message = f"this key has {self._most} open calls, the most that --max-calls-per-key allows; try again later"
             headers = {"retry-after": str(RETRY_SECONDS)}
-            await ApiError(429, message, code="too_many_calls", headers=headers).response()(scope, receive, send)
+            refusal = ApiError(429, message, code="too_many_calls", headers=headers)
+            await error_response(refusal, scope)(scope, receive, send)
             return
         self._num_open[caller] += 1
         try:

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, middleware, and error answers in OpenAI's format."""
+"""The ASGI application: routes, middleware, and error answers in the format of their API."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -14,15 +14,17 @@ from starlette.types import ASGIApp
 from orca_jax.openai.embeddings import EMBEDDINGS
 from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
+from orca_jax.openai.messages.errors import error_response
 from orca_jax.openai.model import Service
 from orca_jax.playground.page import page_paths
 from orca_jax.playground.routes import playground_routes
 from orca_jax.serve.access import OPEN_PATHS, Access, CallLimit, read_keys, with_cors, with_host_check
 from orca_jax.serve.adapters import adapter_routes
 from orca_jax.serve.admin import ADMIN_PATH, admin_routes
+from orca_jax.serve.agents.messages import messages_routes
 from orca_jax.serve.events import Silence
 from orca_jax.serve.handlers import complete, embed, read_json_body
-from orca_jax.serve.health import health_routes
+from orca_jax.serve.health import health_routes, root_route
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext, WithoutLastSlash
@@ -37,6 +39,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
     app = Starlette(
         routes=[
             *health_routes(service),
+            *(() if config.has_playground else (root_route(),)),
             *model_routes(service),
             *observer.routes(),
             *admin_routes(service, config),
@@ -64,6 +67,7 @@ def _work_routes(service: Service, config: ServerConfig) -> list[Route]:
     return [
         *(_post(path, partial(complete, end, service)) for path, end in ENDPOINTS.items()),
         *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
+        *messages_routes(service),
         _post(EMBEDDINGS, partial(embed, service)),
         _post("/tokenize", partial(tokenize, service)),
         _post("/detokenize", partial(detokenize, service)),
@@ -88,7 +92,7 @@ def _post(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error_response(error, request.scope)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -97,7 +101,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     codes = {404: "not_found", 405: "method_not_allowed"}
     message = words.get(error.status_code, error.detail)
     headers = dict(error.headers or {})
-    return ApiError(error.status_code, message, code=codes.get(error.status_code), headers=headers).response()
+    refusal = ApiError(error.status_code, message, code=codes.get(error.status_code), headers=headers)
+    return error_response(refusal, request.scope)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -106,4 +111,4 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_crash(request: Request, error: Exception) -> Response:
     # Starlette raises the error again after this answer: the log gets the traceback, the client does not.
-    return ApiError(500, "an internal error occurred", code="internal_error").response()
+    return error_response(ApiError(500, "an internal error occurred", code="internal_error"), request.scope)

@@ -1,6 +1,7 @@
 """Health checks for load balancers and orchestrators: liveness, readiness, and a probe that generates a token."""
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -52,6 +53,17 @@ def health_routes(service: Service) -> list[Route]:
         Route("/health_generate", generate, methods=["GET"]),
         Route("/load", load, methods=["GET"]),
     ]
+
+
+def root_route() -> Route:
+    """`HEAD /`, by which some clients look for a server, for servers without a page there."""
+
+    async def root(request: Request) -> Response:
+        if request.method != "HEAD":
+            raise HTTPException(404)
+        return Response()
+
+    return Route("/", root, methods=["GET"], include_in_schema=False)
 
 
 def _health(service: Service) -> dict[str, object]:

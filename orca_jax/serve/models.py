@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orca_jax.openai.messages.errors import has_version
+from orca_jax.openai.messages.models import messages_model, messages_models
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.answers import ModelCard, ModelList, Version
 
@@ -22,12 +24,13 @@ def model_routes(service: Service) -> list[Route]:
         return ModelCard(name, place.created, length, root=place.path, parent=service.names[0])
 
     async def models(request: Request) -> Response:
-        return json_response(ModelList([card(name) for name in (*service.names, *service.adapters)]))
+        cards = [card(name) for name in (*service.names, *service.adapters)]
+        return json_response(messages_models(cards) if has_version(request.scope) else ModelList(cards))
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         service.check_model(name)
-        return json_response(card(name))
+        return json_response(messages_model(card(name)) if has_version(request.scope) else card(name))
 
     async def version(request: Request) -> Response:
         return json_response(Version(metadata.version("orca-jax")))

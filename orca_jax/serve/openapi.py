@@ -11,6 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orca_jax.openai.errors import ErrorEnvelope
+from orca_jax.openai.messages.answer import MessageAnswer
+from orca_jax.openai.messages.call import TokenCount
+from orca_jax.openai.messages.errors import MESSAGES, MessagesError
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.answers import (
     ChatChunk,
@@ -35,6 +38,7 @@ _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     *(ErrorEnvelope, Completion, ChatCompletion, ChatChunk, ModelCard, ModelList, Version, Tokenized, Detokenized),
     EmbeddingList,
     Rendered,
+    *(MessageAnswer, TokenCount, MessagesError),
     *(EngineHealth, Generated, Live, ServerLoad),
 )
 _ERRORS: Mapping[int, str] = {
@@ -53,6 +57,7 @@ _EVENTS = (
     " With `stream`, events with a chunk as `data`: a Completion, or a ChatChunk for chats. The last event is `[DONE]` "
     "or an ErrorEnvelope."
 )
+_MESSAGE_EVENTS = " With `stream`, the events of Anthropic's format. The last event is `message_stop` or `error`."
 _OF_BODIES = (400, 404, 413, 415, 429)
 _OF_ENGINE = (408, 500)
 
@@ -126,13 +131,14 @@ def _paths(has_keys: bool, model: str) -> Document:
 
     def post(summary: str, request: str, answer: str, engine: bool, **example: Any) -> Document:
         errors = (*_OF_BODIES, *(_OF_ENGINE if engine else ()), 503)
-        operation = _operation(summary, answer, errors, has_keys)
+        is_message = request == "MessagesRequest"
+        operation = _operation(summary, answer, errors, has_keys, "MessagesError" if is_message else "ErrorEnvelope")
         content = _json_content(request)
         content["application/json"]["examples"] = {"short": {"value": {"model": model, **example}}}
         operation["requestBody"] = {"required": True, "content": content}
         if engine:
             operation["responses"]["200"]["content"].update(streams)
-            operation["responses"]["200"]["description"] += _EVENTS
+            operation["responses"]["200"]["description"] += _MESSAGE_EVENTS if is_message else _EVENTS
         return {"post": operation}
 
     def get(summary: str, answer: str, errors: Sequence[int] = ()) -> Document:
@@ -144,6 +150,15 @@ def _paths(has_keys: bool, model: str) -> Document:
         "/v1/completions": post("Continue texts", "CompletionRequest", "Completion", True, prompt="Once", max_tokens=4),
         "/v1/chat/completions": post(
             "Answer conversations", "ChatRequest", "ChatCompletion", True, messages=hello, max_tokens=4
+        ),
+        MESSAGES: post(
+            "Answer conversations in Anthropic's format",
+            *("MessagesRequest", "MessageAnswer", True),
+            messages=hello,
+            max_tokens=4,
+        ),
+        f"{MESSAGES}/count_tokens": post(
+            "Number of tokens of the prompt of a message", "MessagesRequest", "TokenCount", False, messages=hello
         ),
         "/v1/completions/render": post(
             "Token ids of the prompts of a completion", "CompletionRequest", "Rendered", False, prompt="Once"
@@ -180,13 +195,15 @@ def _link(paths: Document, start: str, method: str, target: str, values: Documen
     answer["links"] = {"next": {"operationId": paths[target][to]["operationId"], **values}}
 
 
-def _operation(summary: str, answer: str, errors: Sequence[int], has_keys: bool) -> Document:
+def _operation(
+    summary: str, answer: str, errors: Sequence[int], has_keys: bool, failure: str = "ErrorEnvelope"
+) -> Document:
     codes = sorted({*errors, 401 if has_keys else 403})
     return {
         "summary": summary,
         "responses": {
             "200": {"description": "The answer.", "content": _json_content(answer)},
-            **{str(code): {"description": _ERRORS[code], "content": _json_content("ErrorEnvelope")} for code in codes},
+            **{str(code): {"description": _ERRORS[code], "content": _json_content(failure)} for code in codes},
         },
     }
 

@@ -11,6 +11,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_jax.openai.errors import ApiError
+from orca_jax.openai.messages.errors import error_response
 from orca_jax.telemetry.observer import ServerObserver
 
 METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
@@ -72,7 +73,7 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (self._app if refusal is None else refusal.response())(scope, receive, send)
+        await (self._app if refusal is None else error_response(refusal, scope))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         for key, value in scope["headers"]:
@@ -133,7 +134,7 @@ class _HttpExchange:
             logger.exception("a call crashed")
             if self._status is None:
                 error = ApiError(500, "an internal error occurred", code="internal_error")
-                await error.response()(self._scope, receive, self.send)
+                await error_response(error, self._scope)(self._scope, receive, self.send)
         finally:
             self._count()
 

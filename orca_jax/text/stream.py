@@ -115,6 +115,11 @@ class OutputStream:
             stop_token_ids=params.stop_token_ids,
         )
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string at the end; None if the text ended otherwise, or has not ended."""
+        return self._matcher.stop
+
     def push(self, ids: Sequence[int], finish_reason: FinishReason | None = None) -> str:
         """Add the ids of an update, and return the new text.
 

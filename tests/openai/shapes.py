@@ -59,6 +59,11 @@ def check_response(
     require(named.get("x-request-id"), f"{method} {path}: no x-request-id")
     if method in ("HEAD", "OPTIONS") or not (complete or body):
         return
+    if path.startswith("/v1/messages"):
+        from tests.openai.messages.sdk_shapes import check_messages_response  # the SDK takes a second to import
+
+        check_messages_response(path, asked(request_body), status, named, body, complete)
+        return
     if status >= 400:
         check_error(path, status, named, body)
     else:

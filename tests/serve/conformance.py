@@ -15,7 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from orca_jax.openai.schema import chat_parser, completion_parser, detokenize_parser, embedding_parser, tokenize_parser
+from orca_jax.openai.schema import (
+    chat_parser,
+    completion_parser,
+    detokenize_parser,
+    embedding_parser,
+    messages_parser,
+    tokenize_parser,
+)
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.serve.openapi import openapi_document
 from tests.project.source import ROOT, SourceFile, python_files
@@ -26,6 +33,7 @@ BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 BODIES: Mapping[str, tuple[str, BodyParser]] = {
     "completions": ("POST /v1/completions", completion_parser),
     "chat": ("POST /v1/chat/completions", chat_parser),
+    "messages": ("POST /v1/messages", messages_parser),
     "embeddings": ("POST /v1/embeddings", embedding_parser),
     "tokenize": ("POST /tokenize", tokenize_parser),
     "detokenize": ("POST /detokenize", detokenize_parser),

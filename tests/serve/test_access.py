@@ -35,6 +35,8 @@ ROUTES = {
     "/v1/models/{name:path}": "GET",
     "/v1/completions": "POST",
     "/v1/chat/completions": "POST",
+    "/v1/messages": "POST",
+    "/v1/messages/count_tokens": "POST",
     "/tokenize": "POST",
     "/detokenize": "POST",
     "/v1/completions/render": "POST",
@@ -49,7 +51,8 @@ def router() -> ASGIApp:
     async def handle(request: Request) -> Response:
         return PlainTextResponse(request.scope["route"].path)
 
-    return Starlette(routes=[Route(path, handle, methods=[method]) for path, method in ROUTES.items()])
+    routes = {**ROUTES, "/": "GET"}
+    return Starlette(routes=[Route(path, handle, methods=[method]) for path, method in routes.items()])
 
 
 def closed() -> ASGIApp:
@@ -60,8 +63,9 @@ def refused(answer: Answer) -> bool:
     if answer.status != 401:
         return False
     assert answer.header("www-authenticate") == "Bearer"
-    assert set(answer.error) == {"message", "type", "param", "code"}
-    assert (answer.error["type"], answer.error["code"]) == ("authentication_error", "invalid_api_key")
+    assert answer.error["type"] == "authentication_error"
+    if b'"request_id"' not in answer.body:  # of Anthropic's format, which has neither param nor code
+        assert set(answer.error) == {"message", "type", "param", "code"} and answer.error["code"] == "invalid_api_key"
     return True
 
 
@@ -137,7 +141,7 @@ def test_probes_are_open(target: str, root_path: str) -> None:
 def test_without_a_key_the_router_takes_nothing_but_the_probes(path: str, root: str, method: str) -> None:
     answer = call(closed(), path, method, root_path=root)
     if answer.status != 401:
-        assert answer.body.decode() in OPEN
+        assert answer.body.decode() in (OPEN | {"/"} if method == "HEAD" else OPEN)
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "POST", "PUT", "DELETE", "PROPFIND", "get"])

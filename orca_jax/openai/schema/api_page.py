@@ -13,6 +13,7 @@ from orca_jax.openai.schema import (
     completion_parser,
     detokenize_parser,
     embedding_parser,
+    messages_parser,
     tokenize_parser,
 )
 from orca_jax.openai.schema.components import request_schemas
@@ -40,6 +41,7 @@ Any other field is answered with 400 (`unknown_parameter`), or ignored in the sa
 _TITLES: Mapping[str, tuple[str, BodyParser[Any]]] = {
     "CompletionRequest": ("POST /v1/completions", completion_parser),
     "ChatRequest": ("POST /v1/chat/completions", chat_parser),
+    "MessagesRequest": ("POST /v1/messages and POST /v1/messages/count_tokens", messages_parser),
     "EmbeddingRequest": ("POST /v1/embeddings", embedding_parser),
     "TokenizeRequest": ("POST /tokenize", tokenize_parser),
     "DetokenizeRequest": ("POST /detokenize", detokenize_parser),

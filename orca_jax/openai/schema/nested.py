@@ -34,6 +34,12 @@ _EXTRA: UnusedFields = {
 }
 _STRICT: UnusedFields = {"strict": ignored("a schema is always enforced")}
 
+_BLOCK: UnusedFields = {
+    **_EXTRA,
+    **dict.fromkeys(("caller", "toolset_name"), ignored("all calls are made by the client")),
+    "citations": ignored("templates have no place for them", []),
+}
+
 # Fields of nested objects, by the name of the object's class.
 NESTED: Mapping[str, UnusedFields] = {
     "SystemMessage": _MESSAGE,
@@ -57,4 +63,28 @@ NESTED: Mapping[str, UnusedFields] = {
     "JsonObjectFormat": _STRICT,
     "JsonSchemaFormat": _STRICT,
     "StreamOptions": {},
+    "TurnMessage": {
+        **_MESSAGE,
+        **dict.fromkeys(("model", "stop_reason", "stop_sequence", "stop_details", "container"), ignored(OF_CLIENT)),
+        "output_config": UnusedField("settings are those of the whole call", ({},)),
+    },
+    "TextBlock": _BLOCK,
+    "ToolUseBlock": {name: field for name, field in _BLOCK.items() if name != "id"},
+    "ToolResultBlock": {**_BLOCK, "is_error": ignored("the model reads content", False)},
+    "ThinkingBlock": _BLOCK,
+    "RedactedBlock": _BLOCK,
+    "CustomTool": {
+        **_EXTRA,
+        "input_examples": ignored("templates have no place for them", []),
+        "eager_input_streaming": ignored("inputs of calls are always streamed", True),
+        "defer_loading": ignored("the model sees all tools", False),
+        "allowed_callers": ignored("all calls are made by the client", ["direct"]),
+    },
+    "ThinkingConfig": {
+        "budget_tokens": ignored("max_tokens limits reasoning and answer together"),
+        "display": ignored("reasoning is returned as it is", "summarized"),
+        "block_binding": ignored("signatures are not checked"),
+    },
+    "OutputConfig": {"task_budget": ignored("max_tokens limits each answer")},
+    "OutputSchema": _STRICT,
 }

@@ -198,6 +198,38 @@ EMBEDDING: UnusedFields = {
     "use_activation": UnusedField("use normalize"),
 }
 
+_NO_BILLS = "nothing is billed"
+_NO_CALLS = "the server calls no tools; call them in the client"
+MESSAGES: UnusedFields = {
+    **{name: field for name, field in COMMON.items() if name != "stop_sequences"},
+    # Anthropic
+    "service_tier": ignored("there is only one tier", "auto", "standard_only"),
+    "context_management": ignored("messages are never removed from a conversation", {}),
+    "inference_geo": ignored("the server is in one place"),
+    "speed": ignored("there is only one speed", "standard"),
+    "diagnostics": ignored(_NO_RECORDS),
+    "fallbacks": ignored(_ONE_MODEL, []),
+    "fallback_credit_token": ignored(_NO_BILLS),
+    "billing_policy": ignored(_NO_BILLS),
+    "user_profile_id": ignored(_NO_BILLS),
+    "workspace_id": ignored(_NO_BILLS),
+    "betas": ignored("features have fields of their own", []),
+    "anthropic_beta": ignored("features have fields of their own", []),
+    "anthropic_version": ignored("there is only one version"),
+    "container": UnusedField(_NO_CALLS),
+    "mcp_servers": UnusedField(_NO_CALLS, ([],)),
+    "compaction": UnusedField("conversations are not summarized"),
+    "thread": UnusedField("a call has no session: send the whole conversation"),
+    # names of chats
+    "max_completion_tokens": UnusedField("use max_tokens"),
+    "response_format": UnusedField("use output_config.format"),
+    "reasoning_effort": UnusedField("use output_config.effort"),
+    "parallel_tool_calls": UnusedField("use tool_choice.disable_parallel_tool_use"),
+    "n": UnusedField("a call has one answer", (1,)),
+    "logprobs": UnusedField("answers have no log probabilities", (False,)),
+    "stream_options": ignored("streams have a usage"),
+}
+
 TOKENIZE: UnusedFields = {
     "chat_template": CHAT["chat_template"],
 }

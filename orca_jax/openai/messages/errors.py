@@ -1,0 +1,73 @@
+"""API errors in Anthropic's format, for its routes."""
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Scope
+
+from orca_jax.openai.errors import ApiError, PromptTooLong, sane
+
+MESSAGES = "/v1/messages"
+MODELS = "/v1/models"
+VERSION_HEADER = "anthropic-version"
+REQUEST_ID = "request-id"  # header of an answer: the clients show it with an error
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True):
+    """The type of an error, and its text."""
+
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The JSON body of an error, and the data of the event of an error."""
+
+    error: MessagesErrorBody
+    request_id: str
+
+
+def encode_error(error: ApiError, request_id: str) -> bytes:
+    """The JSON of an error in Anthropic's format."""
+    message = error.message
+    if isinstance(error, PromptTooLong):  # clients look for this sentence, and shorten the conversation
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.maximum} maximum{error.remark}"
+    kind = _TYPES.get(error.status, "invalid_request_error")
+    return msgspec.json.encode(MessagesError(MessagesErrorBody(kind, sane(message)), request_id))
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The error as an HTTP response, in the format of the API that the call belongs to."""
+    if not is_anthropic(scope):
+        return error.response()
+    request_id = scope.get("state", {}).get("request_id", "")
+    headers = {REQUEST_ID: request_id, **error.headers}
+    return Response(encode_error(error, request_id), error.status, headers, media_type="application/json")
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """True for calls below `/v1/messages`, and for those about models by Anthropic's clients."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    if _is_below(path, MESSAGES):
+        return True
+    return _is_below(path, MODELS) and has_version(scope)
+
+
+def has_version(scope: Scope) -> bool:
+    """True if a call has the header that all clients of Anthropic send."""
+    return any([name.lower() == VERSION_HEADER.encode() for name, _ in scope["headers"]])
+
+
+def _is_below(path: str, route: str) -> bool:
+    return path == route or path.startswith(f"{route}/")

@@ -1,0 +1,1 @@
+"""The routes of the APIs that agents call by default."""

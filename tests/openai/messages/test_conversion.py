@@ -1,0 +1,244 @@
+"""What the model reads: each form of a conversation gives the prompt of a chat with the same meaning."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.config import EngineConfig
+from orca_jax.server_config import ServerConfig
+from tests.openai.chats import HERMES
+from tests.openai.messages.talks import COUNT, TOOLS, Talk, talk
+from tests.serve.played import saying, user
+
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}
+CHAT_CALL = {"id": "toolu_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Oslo"}'}}
+BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=00000;"}
+
+
+def text(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": one} for one in texts]
+
+
+def chat_tool(input_schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {**fields, "parameters": input_schema}}
+
+
+def system(content: Any) -> dict[str, Any]:
+    return {"role": "system", "content": content}
+
+
+def assistant(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def tool(content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "toolu_1", "content": content}
+
+
+# a call of /v1/messages, and the chat with the same prompt
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "string": ({"messages": [user("hi")]}, {"messages": [user("hi")]}),
+    "blocks": ({"messages": [{"role": "user", "content": text("a", "b")}]}, {"messages": [user("a\nb")]}),
+    "system string": (
+        {"system": "Be brief.", "messages": [user("hi")]},
+        {"messages": [system("Be brief."), user("hi")]},
+    ),
+    "system blocks": (
+        {"system": text("Be", "brief."), "messages": [user("hi")]},
+        {"messages": [system("Be\nbrief."), user("hi")]},
+    ),
+    "billing header": (
+        {"system": [BILLING, *text("Be brief.")], "messages": [user("hi")]},
+        {"messages": [system("Be brief."), user("hi")]},
+    ),
+    "billing header alone": ({"system": [BILLING], "messages": [user("hi")]}, {"messages": [user("hi")]}),
+    "system messages first": (
+        {"system": "A", "messages": [system("B"), user("hi")]},
+        {"messages": [system("A\n\nB"), user("hi")]},
+    ),
+    "a system message of one turn": (
+        {
+            "messages": [
+                user("a"),
+                {**system("S"), "clear_at": "next_user_message"},
+                user("b"),
+                {**system("T"), "clear_at": "next_user_message"},
+            ]
+        },
+        {"messages": [user("a\nb"), system("T")]},
+    ),
+    "roles in a row": (
+        {"messages": [user("a"), user("b"), assistant("c"), assistant(text("d")), user("e")]},
+        {"messages": [user("a\nb"), assistant("c\nd"), user("e")]},
+    ),
+    "three turns with tools": (
+        {
+            "tools": TOOLS,
+            "messages": [
+                user("?"),
+                assistant([*text("I look."), CALL]),
+                {"role": "user", "content": [{**RESULT, "is_error": True}, *text("Go on.")]},
+                assistant([CALL]),
+                {"role": "user", "content": [{**RESULT, "content": text("ra", "in")}]},
+            ],
+        },
+        {
+            "tools": [chat_tool(**tool) for tool in TOOLS],
+            "messages": [
+                user("?"),
+                assistant("I look.", tool_calls=[CHAT_CALL]),
+                tool("rain"),
+                user("Go on."),
+                assistant("", tool_calls=[CHAT_CALL]),
+                tool("ra\nin"),
+            ],
+        },
+    ),
+    "results come first in their turn": (
+        {"messages": [user("?"), assistant([CALL]), user("Here it is."), {"role": "user", "content": [RESULT]}]},
+        {"messages": [user("?"), assistant("", tool_calls=[CHAT_CALL]), tool("rain"), user("Here it is.")]},
+    ),
+    "a result without content": (
+        {"messages": [user("?"), assistant([CALL]), {"role": "user", "content": [{**RESULT, "content": None}]}]},
+        {"messages": [user("?"), assistant("", tool_calls=[CHAT_CALL]), tool("")]},
+    ),
+    "continued": (
+        {"messages": [user("Count."), assistant("One, ")]},
+        {
+            "messages": [user("Count."), assistant("One, ")],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+    ),
+    "thinking given back": (
+        {
+            "messages": [
+                user("?"),
+                assistant(
+                    [
+                        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                        {"type": "redacted_thinking", "data": "d"},
+                        *text("Yes."),
+                    ]
+                ),
+                user("!"),
+            ]
+        },
+        {"messages": [user("?"), assistant("Yes.", reasoning_content="Hm."), user("!")]},
+    ),
+    "variables": (
+        {"messages": [user("?")], "thinking": {"type": "disabled"}, "output_config": {"effort": "low"}},
+        {"messages": [user("?")], "enable_thinking": False, "reasoning_effort": "low"},
+    ),
+    "thinking on": (
+        {"messages": [user("?")], "thinking": {"type": "adaptive"}},
+        {"messages": [user("?")], "enable_thinking": True},
+    ),
+}
+# Shows everything that a template can see.
+TEMPLATE = """{{ enable_thinking }} {{ reasoning_effort | default("-") }} {{ tools | tojson }}
+{% for message in messages %}
+<{{ message.role }}>{{ message.reasoning_content }}|{{ message.content }}|
+{%- if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
+{%- if message.tool_call_id %}{{ message.tool_call_id }}{% endif %}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> ServerConfig:
+    """A server with a template that shows everything."""
+    path = tmp_path_factory.mktemp("template") / "all.jinja"
+    path.write_text(TEMPLATE, encoding="utf-8")
+    return ServerConfig(EngineConfig(model="m"), chat_template=str(path), tool_call_parser="hermes")
+
+
+@pytest.mark.conforms("messages.messages", "messages.system", "messages.tools", "messages.thinking")
+@pytest.mark.conforms("messages.output_config", "messages.chat_template_kwargs", "POST /v1/messages/count_tokens")
+def test_prompts_are_those_of_chats(shown: ServerConfig) -> None:
+    async def act(found: Talk) -> None:
+        for name, (fields, chat) in CASES.items():
+            prompt = await found.prompt(**fields)
+            assert prompt == await found.chat_prompt(**chat), name
+            counted = await found.post(COUNT, **fields)
+            assert counted.json() == {"input_tokens": len(found.link.submitted[-1].prompt_ids)}, name
+        fields = {"messages": [user("?")], "chat_template_kwargs": {"reasoning_effort": "x"}}
+        assert " x " in await found.prompt(**fields)
+
+    talk(act, config=shown)
+
+
+def test_system_messages_in_the_middle(tmp_path: Path, shown: ServerConfig) -> None:
+    """A later one stays if the template renders it. Otherwise its text goes before that of the next user message."""
+    messages = [user("a"), assistant("b"), system("S"), user("c"), assistant("d"), user("e"), system("T")]
+
+    async def act(found: Talk) -> str:
+        return await found.prompt(messages=messages)
+
+    kept = talk(act, config=shown)
+    assert "<system>|S|" in kept and "<user>|c|" in kept and kept.index("|e|") < kept.index("<system>|T|")
+    path = tmp_path / "first_only.jinja"
+    path.write_text(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}{% endfor %}",
+        encoding="utf-8",
+    )
+    moved = talk(act, config=ServerConfig(EngineConfig(model="m"), chat_template=str(path)))
+    assert moved == "<user>a<assistant>b<user>S\n\nc<assistant>d<user>e\nT"
+
+
+@pytest.mark.conforms("messages.tool_choice")
+def test_tool_choice() -> None:
+    async def act(found: Talk) -> None:
+        async def told(**choice: Any) -> Any:
+            await found.post(tools=TOOLS, tool_choice=choice)
+            return found.link.submitted[-1]
+
+        assert (await told(type="auto")).params.structured is None
+        forced = (await told(type="any")).params.structured
+        assert forced is not None and "weather" in forced.value and "clock" in forced.value
+        assert '"maxItems"' not in forced.value
+        single = (await told(type="any", disable_parallel_tool_use=True)).params.structured
+        assert '"maxItems":1' in single.value
+        named = (await told(type="tool", name="weather")).params.structured
+        assert "Oslo" in named.value and "clock" not in named.value
+        assert b"weather" not in bytes((await told(type="none")).prompt_ids)
+        for choice, param in (({"type": "tool", "name": "other"}, "'other'"), ({"type": "tool"}, "tool_choice.name")):
+            answer = await found.post(tools=TOOLS, tool_choice=choice)
+            assert answer.status_code == 400 and param in answer.json()["error"]["message"]
+
+    talk(act, saying("x"), HERMES)
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "messages: "),
+        ([user("?"), assistant([CALL])], "messages[1]: the results of its tool calls must follow"),
+        ([user("?"), assistant("")], "messages[1]: the last message of the assistant has no text"),
+        ([user("?"), assistant([{"type": "thinking", "thinking": "x", "signature": ""}])], "messages[1]: the last"),
+        ([system("")], "messages has no text"),
+        ([{"role": "user", "content": [CALL]}], "messages[0].content[0]: a message of the role user cannot have"),
+        ([assistant([RESULT]), user("x")], "messages[0].content[0]: a message of the role assistant cannot have"),
+        ([{"role": "tool", "content": "x"}], "messages[0].role: must be user, assistant or system"),
+        ([{"role": "user", "content": [{"type": "image", "source": {}}]}], "images are not supported"),
+        ([{"role": "user", "content": [{"type": "document", "source": {}}]}], "documents are not supported"),
+        ([{"role": "user", "content": [{"type": "search_result"}]}], "search results are not supported"),
+        (
+            [user("?"), assistant([CALL]), {"role": "user", "content": [{**RESULT, "content": [{"type": "image"}]}]}],
+            "messages[2].content[0].content[0].type: images are not supported",
+        ),
+        ([{"role": "user", "content": [{"type": "server_tool_use", "id": "x"}]}], "type 'server_tool_use' are not"),
+        ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+    ],
+)
+def test_wrong_messages_are_named(messages: list[Any], complaint: str) -> None:
+    async def act(found: Talk) -> None:
+        for path in ("/v1/messages", COUNT):
+            answer = await found.post(path, messages=messages)
+            assert answer.status_code == 400 and complaint in answer.json()["error"]["message"], answer.text
+        assert not found.link.submitted
+
+    talk(act, chats=False)
