@@ -71,24 +71,25 @@ def settled_system(messages: Sequence[ChatMessage], *, keeps_late: bool) -> list
 
     Args:
         messages: the conversation.
-        keeps_late: True if the chat template renders later system messages. Otherwise the text of each goes before
-            that of the next message of the user.
+        keeps_late: True if the chat template renders later system messages. Otherwise each is a message of the user in
+            its place, joined with the messages of the user beside it. So a turn of an agent, whose calls and results
+            follow, leaves the prompt of the turn before as it was.
     """
     leading = list(takewhile(_is_system, messages))
     settled: list[ChatMessage] = []
     if text := _paragraphs(leading):
         settled.append(SystemMessage(text))
-    moved: list[ChatMessage] = []
+    was_late = False
     for message in messages[len(leading) :]:
-        if _is_system(message) and not keeps_late:
-            moved.append(message)
-        elif moved and isinstance(message, UserMessage):
-            settled.append(UserMessage(_paragraphs([*moved, message])))
-            moved = []
+        is_late = _is_system(message) and not keeps_late
+        if is_late and not _paragraphs([message]):
+            continue
+        here = UserMessage(message.content or "") if is_late else message
+        if (is_late or was_late) and settled and isinstance(settled[-1], UserMessage) and isinstance(here, UserMessage):
+            settled[-1] = UserMessage(_paragraphs([settled[-1], here]))
         else:
-            settled.append(message)
-    if text := _paragraphs(moved):
-        settled.append(UserMessage(text))
+            settled.append(here)
+        was_late = is_late
     return settled
 
 

@@ -75,7 +75,7 @@ def converted(call: MessagesRequest, *, keeps_late_system: bool) -> Converted:
     """
     system, ignored = _system_of(call)
     turns = [message for turn in _turns(call.messages) for message in turn]
-    messages = _joined(settled_system([*system, *turns], keeps_late=keeps_late_system))
+    messages = settled_system([*system, *turns], keeps_late=keeps_late_system)
     if not messages:
         raise ApiError(400, "messages has no text", "messages")
     continues = isinstance(messages[-1], AssistantMessage)
@@ -173,17 +173,6 @@ def _texts(blocks: Sequence[ContentBlock]) -> list[TextPart]:
 
 def _parts(blocks: Sequence[TextBlock]) -> list[TextPart]:
     return [TextPart("text", block.text) for block in blocks]
-
-
-def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The messages with neighbours of the user joined, which arise where the text of a system message was moved."""
-    joined: list[ChatMessage] = []
-    for message in messages:
-        if joined and isinstance(message, UserMessage) and isinstance(joined[-1], UserMessage):
-            joined[-1] = UserMessage(f"{content_text(joined[-1].content)}\n{content_text(message.content)}")
-        else:
-            joined.append(message)
-    return joined
 
 
 def _check_last(message: ChatMessage, index: int) -> None:

@@ -129,8 +129,8 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
             min_length=1,
             max_length=MAX_MESSAGES,
             description="The conversation. The answer continues a last message of the assistant. A later message of "
-            "the role `system` stays in its place if the chat template renders it there; otherwise its text goes "
-            "before that of the next message of the user.",
+            "the role `system` stays as it is if the chat template renders it there; otherwise it is a message "
+            "of the user.",
         ),
     ]
     system: Annotated[

@@ -185,7 +185,7 @@ def test_system_messages_in_the_middle(tmp_path: Path, shown: ServerConfig) -> N
         encoding="utf-8",
     )
     moved = talk(act, config=ServerConfig(EngineConfig(model="m"), chat_template=str(path)))
-    assert moved == "<user>a<assistant>b<user>S\n\nc<assistant>d<user>e\nT"
+    assert moved == "<user>a<assistant>b<user>S\n\nc<assistant>d<user>e\n\nT"
 
 
 @pytest.mark.conforms("messages.tool_choice")

@@ -34,12 +34,16 @@ def test_leading_system_messages_become_one() -> None:
     assert roles(settled_system([SystemMessage(""), UserMessage("x")], keeps_late=True)) == [("user", "x")]
 
 
-def test_a_late_system_message_stays_or_joins_the_next_user() -> None:
+def test_a_late_system_message_stays_or_is_one_of_the_user() -> None:
     assert settled_system(LATE, keeps_late=True) == LATE
     moved = [("user", "a"), ("assistant", "b"), ("user", "now\n\nc")]
     assert roles(settled_system(LATE, keeps_late=False)) == moved
     last = settled_system(LATE[:3], keeps_late=False)
     assert roles(last) == [*moved[:2], ("user", "now")], "no message of the user follows"
+    early = [LATE[0], SystemMessage("at once"), SystemMessage(""), *LATE[1:]]
+    assert roles(settled_system(early, keeps_late=False)) == [("user", "a\n\nat once"), *moved[1:]]
+    between = [LATE[0], SystemMessage("now"), LATE[3]]
+    assert roles(settled_system(between, keeps_late=False)) == [("user", "a\n\nnow\n\nc")]
 
 
 @pytest.mark.parametrize(
