@@ -77,7 +77,7 @@ class TokenLogprobs(NamedTuple):
 Pooling = Literal["last", "mean"]
 """The embedding of a prompt: the hidden vector of its last token, or the mean of all of them."""
 
-StructuredKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+StructuredKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "composed"]
 
 
 class _NamesChecked:
@@ -103,7 +103,7 @@ class StructuredOutput(_NamesChecked):
     """
 
     kind: StructuredKind
-    value: str = ""  # a JSON schema, a regular expression, a JSON list of strings, or a Lark grammar
+    value: str = ""  # a JSON schema, a regular expression, a JSON list of strings, a Lark grammar, or several of them
 
     def __post_init__(self) -> None:
         kinds = get_args(StructuredKind)

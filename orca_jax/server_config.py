@@ -54,6 +54,14 @@ class ServerConfig:
     ) = _flag(
         None, "model", "format of the tool calls that the model generates; default: inferred from its chat template"
     )
+    reasoning_parser: (
+        Literal["deepseek_r1", "glm45", "minimax_m2", "mistral", "none", "olmo3", "qwen3", "seed_oss"] | None
+    ) = _flag(
+        None,
+        "model",
+        'tags around the reasoning that the model generates; "none": it is a part of the text; default: inferred from '
+        "its chat template",
+    )
     unknown_fields: Literal["refuse", "ignore"] = _flag(
         "refuse", "model", "treatment of unknown fields of a request; ignored ones are named in a header of the answer"
     )

@@ -261,6 +261,7 @@ BATCH_REFUSED = {
     "request_timeout": "--request-timeout 600",
     "chat_template": "--base-url http://h --chat-template x",
     "generation_config": "--base-url http://h --generation-config auto",
+    "reasoning_parser": "--base-url http://h --reasoning-parser qwen3",
     "tool_call_parser": "--base-url http://h --tool-call-parser hermes",
     "max_logprobs": "--base-url http://h --max-logprobs 20",
     "served_model_name": "--base-url http://h --served-model-name one two",
@@ -333,6 +334,7 @@ def test_a_burst_leaves_the_other_scheduler_without_the_settings_of_the_first(
 def test_all_settings_of_servers_and_batches_are_known() -> None:
     """A new field must be put into one of the tables, or into these lists of fields that every run reads."""
     model = {"served_model_name", "chat_template", "generation_config", "tool_call_parser", "max_logprobs"}
+    model |= {"reasoning_parser"}
     access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins", "playground"}
     queue = {"max_num_queued_reqs", "max_num_queued_tokens", "max_calls_per_key", "overload_status", "max_body_bytes"}
     times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}

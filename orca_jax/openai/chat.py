@@ -9,11 +9,11 @@ from msgspec import UNSET, UnsetType
 
 from orca_jax.link.admission import Deadlines
 from orca_jax.openai.answer import DONE, KEEP_ALIVE, error_event
+from orca_jax.openai.answer_form import answer_form
 from orca_jax.openai.conversation import (
     ToolRules,
     render_conversation,
     share_of_tools,
-    structured_answer,
     tool_rules,
     unread_fields,
 )
@@ -64,8 +64,8 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     """
     _check(service, call)
     rules = tool_rules(call, service)
-    structured = structured_answer(call, rules)
-    prompt = await _fitting_prompt(service, call, rules)
+    prompt, text = await _fitting_prompt(service, call, rules)
+    form = answer_form(service, call, rules, text)
     requests = engine_requests(
         service,
         call,
@@ -74,7 +74,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         urgency_of(call, caller),
         logprobs=(call.top_logprobs or 0) if call.logprobs else None,
         prompt_logprobs=call.prompt_logprobs,
-        structured=structured,
+        structured=form.structured,
         cache_salt=salt_of(service, call, caller),
         bad_token_ids=await bad_words_of(service, call),
     )
@@ -90,9 +90,10 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         deadlines=Deadlines(call.queue_timeout, call.timeout),
         stops=call.stops(),
         include_stop=bool(call.include_stop_str_in_output),
-        skip_special_tokens=call.skip_special_tokens is not False and not rules.shows_special_tokens,
+        skip_special_tokens=call.skip_special_tokens is not False and not form.shows_special_tokens,
         keeps_ids=bool(call.logprobs or call.return_token_ids) or call.prompt_logprobs is not None,
-        make_parser=rules.make_parser,
+        make_parser=form.make_parser,
+        has_reasoning=form.has_reasoning,
         parallel_calls=call.parallel_tool_calls is not False,
         has_short_call_ids=service.model.tool_call_parser == "mistral",
         renamed=_renamed(call),
@@ -107,17 +108,22 @@ async def prompt_of(service: Service, call: ChatRequest, rules: ToolRules) -> Pr
     return Prompt(text, await service.encode(text, "messages", bool(call.add_special_tokens)))
 
 
-async def _fitting_prompt(service: Service, call: ChatRequest, rules: ToolRules) -> Prompt:
-    """The prompt, truncated if the call asks for it. A refusal for its length says how much of it is tools."""
+async def _fitting_prompt(service: Service, call: ChatRequest, rules: ToolRules) -> tuple[Prompt, str]:
+    """The prompt, truncated if the call asks for it, and its whole text.
+
+    A refusal for its length says how much of it is tools.
+    """
     try:
-        prompt = truncated(await prompt_of(service, call, rules), call, service.model.context)
+        whole = await prompt_of(service, call, rules)
+        prompt = truncated(whole, call, service.model.context)
         room_of(service.model, len(prompt.ids), call)
     except PromptTooLong as error:
         if rules.shown:
             share = await share_of_tools(service, call, rules.shown)
             error.add(f"{share}: send fewer of them, or shorter descriptions")
         raise
-    return prompt
+    assert whole.text is not None, "a template renders a text"
+    return prompt, whole.text
 
 
 def _check(service: Service, call: ChatRequest) -> None:
@@ -168,7 +174,7 @@ class ChatRenderer:
             self._num_shown = usage.completion_tokens
         if self._job.keeps_ids:
             events += self._detailed(piece, tail)
-        elif piece.text:
+        elif piece.text and not (self._job.has_reasoning and piece.reasoning()):
             # Formatted by hand, since almost every token of a stream takes this path.
             events += b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
                 self._head,
@@ -176,6 +182,8 @@ class ChatRenderer:
                 _encode(piece.text),
                 tail,
             )
+        elif self._job.has_reasoning and (delta := _said(piece)) is not None:
+            events += self._event(ChatChunkChoice(index, delta), tail)
         if piece.parts:
             events += self._calls(piece, tail)
         if piece.reason is not None:
@@ -219,7 +227,8 @@ class ChatRenderer:
             for call in whole_parts(whole.calls())
             if isinstance(call, ToolCall) and call.name is not None
         ]
-        message = AnswerMessage(None if calls and not text else text, calls or UNSET)
+        thought = whole.reasoning() or UNSET
+        message = AnswerMessage(None if calls and not text else text, calls or UNSET, thought, thought)
         assert whole.reason is not None, "a call is answered when all choices have ended"
         logprobs = self._logprobs(whole.ids, whole.logprobs)
         ids = list(whole.ids) if self._call.return_token_ids else UNSET
@@ -247,7 +256,7 @@ class ChatRenderer:
             return b""
         choice = ChatChunkChoice(
             piece.choice,
-            Delta(content=piece.text),
+            _said(piece) or Delta(content=""),
             self._logprobs(piece.ids, piece.logprobs),
             token_ids=list(piece.ids) if self._call.return_token_ids else UNSET,
         )
@@ -273,6 +282,14 @@ class ChatRenderer:
 
     def _event(self, choice: ChatChunkChoice, tail: bytes) -> bytes:
         return self._head + _encode(choice) + tail
+
+
+def _said(piece: Piece) -> Delta | None:
+    """The text and the reasoning of a piece; None if it has neither."""
+    thought = piece.reasoning() or UNSET
+    if not piece.text and thought is UNSET:
+        return None
+    return Delta(content=piece.text or UNSET, reasoning=thought, reasoning_content=thought)
 
 
 def _usage_tail(usage: Usage) -> bytes:

@@ -33,6 +33,10 @@ TEMPLATE_FIELDS = ("reasoning_effort", "enable_thinking")
 """Fields of a call that are variables of some chat templates, and mean nothing for the others."""
 
 
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""Fields of a message of the assistant that a chat template may read."""
+
+
 class ToolRules(NamedTuple):
     """The effect of a call's tools on its prompt and answer."""
 
@@ -115,9 +119,13 @@ async def share_of_tools(service: Service, call: ChatRequest, shown: Sequence[Pl
 
 def unread_fields(service: Service, call: ChatRequest) -> tuple[str, ...]:
     """The fields of a call for the chat template, without those used by it."""
-    given = [name for name in TEMPLATE_FIELDS if getattr(call, name) is not None]
     template = service.model.template
-    return tuple(name for name in given if template is None or not template.reads(name))
+    given = [name for name in TEMPLATE_FIELDS if getattr(call, name) is not None]
+    unread = [name for name in given if template is None or not template.reads(name)]
+    if template is None or not any([template.reads(name) for name in REASONING_FIELDS]):
+        answers = [message for message in call.messages if isinstance(message, AssistantMessage)]
+        unread += [f"messages.{name}" for name in REASONING_FIELDS if any([getattr(one, name) for one in answers])]
+    return tuple(unread)
 
 
 def tool_rules(call: ChatRequest, service: Service) -> ToolRules:

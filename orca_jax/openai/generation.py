@@ -19,10 +19,11 @@ from orca_jax.link.errors import LinkError, TimedOut
 from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.schema.answers import AnswerReason, PromptDetails, Usage
-from orca_jax.request import RequestUpdate, TokenLogprobs
+from orca_jax.openai.schema.answers import AnswerReason, CompletionDetails, PromptDetails, Usage
+from orca_jax.request import FinishReason, RequestUpdate, TokenLogprobs
 from orca_jax.step import NOT_FINITE
 from orca_jax.telemetry.observer import RequestRecord
+from orca_jax.text.reasoning import ReasoningParser
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tools import OutputPart, Reasoning, ToolCall, ToolParser
 
@@ -52,6 +53,7 @@ class Job:
     keeps_ids: bool = False  # pieces carry ids and log probabilities
     scores_only: bool = False  # only the log probabilities of the prompt are returned
     make_parser: Callable[[], ToolParser] | None = None
+    has_reasoning: bool = False  # the parser reads it apart, so usage has the number of its tokens
     parallel_calls: bool = True
     has_short_call_ids: bool = False  # nine characters, the only ids that Mistral's templates accept
     renamed: dict[str, str] | None = None  # parameter name of the engine -> field name in the call, if different
@@ -74,6 +76,10 @@ class Piece(NamedTuple):
     def in_order(self) -> Sequence[OutputPart]:
         """The parts, also of a piece that has text alone."""
         return self.parts or ((self.text,) if self.text else ())
+
+    def reasoning(self) -> str:
+        """The text of the reasoning."""
+        return "".join([part.text for part in self.parts if isinstance(part, Reasoning)])
 
     def calls(self) -> list[ToolCall]:
         """The calls, and the pieces of calls."""
@@ -114,7 +120,7 @@ def whole_parts(parts: Sequence[OutputPart]) -> list[OutputPart]:
 class OpenChoice:
     """A choice that is being generated: turns the updates of one engine request into pieces."""
 
-    __slots__ = ("_job", "_num_calls", "_parser", "index", "output", "record")
+    __slots__ = ("_job", "_num_calls", "_parser", "index", "num_reasoning", "output", "record")
 
     def __init__(self, index: int, job: Job, output: OutputStream, record: RequestRecord) -> None:
         self.index = index
@@ -123,6 +129,7 @@ class OpenChoice:
         self._job = job
         self._parser = None if job.make_parser is None else job.make_parser()
         self._num_calls = 0
+        self.num_reasoning = 0  # tokens up to the end of the reasoning
 
     def take(self, update: RequestUpdate) -> Piece | None:
         """The piece made from an update; None if no text is final yet."""
@@ -130,14 +137,15 @@ class OpenChoice:
             return Piece(self.index, "", "length", prompt_logprobs=update.prompt_logprobs)
         output = self.output
         before = output.num_tokens
-        text = output.push(update.new_ids, update.finish_reason)
-        reason: AnswerReason | None = output.finish_reason  # type: ignore[assignment]  # "abort" and "error" never get here
         parts: Sequence[OutputPart] = ()
-        if self._parser is not None:
-            parts = self._parse(self._parser, text, reason)
+        if self._parser is None:
+            text = output.push(update.new_ids, update.finish_reason)
+        else:
+            parts = self._read(self._parser, update)
             text = "".join([part for part in parts if isinstance(part, str)])
-            if reason == "stop" and self._num_calls:
-                reason = "tool_calls"
+        reason: AnswerReason | None = output.finish_reason  # type: ignore[assignment]  # "abort" and "error" never get here
+        if reason == "stop" and self._num_calls:
+            reason = "tool_calls"
         if self._job.keeps_ids:
             count = output.num_tokens - before
             ids, logprobs = update.new_ids[:count], update.logprobs[:count]
@@ -148,9 +156,26 @@ class OpenChoice:
             return Piece(self.index, text, parts=parts)
         return None
 
-    def _parse(self, parser: ToolParser, text: str, reason: AnswerReason | None) -> list[OutputPart]:
+    def _read(self, parser: ToolParser, update: RequestUpdate) -> list[OutputPart]:
+        """The parts made from an update. Tokens of reasoning are read, and counted, one by one."""
+        if not isinstance(parser, ReasoningParser) or not parser.is_open:
+            return self._parse(parser, update.new_ids, update.finish_reason)
+        parts: list[OutputPart] = []
+        ids = update.new_ids
+        while True:
+            is_last = len(ids) <= 1 or not parser.is_open
+            was_inside = parser.is_inside
+            parts += self._parse(parser, ids if is_last else ids[:1], update.finish_reason if is_last else None)
+            if was_inside or parser.is_inside:
+                self.num_reasoning = self.output.num_tokens
+            if is_last or self.output.finish_reason is not None:
+                return parts
+            ids = ids[1:]
+
+    def _parse(self, parser: ToolParser, ids: Sequence[int], finish_reason: FinishReason | None) -> list[OutputPart]:
+        text = self.output.push(ids, finish_reason)
         parts = list(parser.push(text)) if text else []
-        if reason is not None:
+        if self.output.finish_reason is not None:
             parts += parser.finish()
         kept: list[OutputPart] = []
         for part in parts:
@@ -184,6 +209,7 @@ class Generation:
         ]
         self._open: dict[str, OpenChoice] = {}  # by the id of the engine's request
         self._cached = [0 for _ in job.prompts]  # cached tokens of each prompt, as its first candidate reported
+        self._reasoning = [0 for _ in job.requests]  # tokens of the reasoning of each choice
         self.weight_version: int | None = None  # of the weights; None before the first update
         self._shown = [0 for _ in job.requests]  # generated tokens of each choice, up to its last piece
 
@@ -225,7 +251,8 @@ class Generation:
         prompt = sum(len(prompt.ids) for prompt in self.job.prompts)
         generated = sum(output.num_tokens for output in self._outputs)
         details = PromptDetails(sum(self._cached)) if any(self._cached) else UNSET
-        return Usage(prompt, generated, prompt + generated, details)
+        thought = CompletionDetails(sum(self._reasoning)) if self.job.has_reasoning else UNSET
+        return Usage(prompt, generated, prompt + generated, details, thought)
 
     def running_usage(self, piece: Piece) -> Usage:
         """Token counts up to a piece: without tokens whose text is held back, or follows in the next piece."""
@@ -256,6 +283,7 @@ class Generation:
                 self._cached[choice.index // self.job.candidates] = message.num_cached
             choice.record.take(message)
             piece = choice.take(message)
+            self._reasoning[choice.index] = choice.num_reasoning
             if piece is None:
                 continue
             if piece.reason is not None:

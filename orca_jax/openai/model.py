@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.calls.dialects import ALIASES, inferred_parser
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.generation_config import read_generation_defaults
+from orca_jax.text.reasoning import ThinkTags, tags_of
 from orca_jax.text.template import ChatTemplate, load_chat_template
 from orca_jax.text.template_trials import ALL_SHOWN, Shown, keeps_late_system, shown_by
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -44,6 +45,8 @@ class Model:
     tool_call_parser: str | None = None  # the format of the model's own tool calls; None if it is not known
     keeps_late_system: bool = False  # the chat template renders system messages after other messages
     shown: Shown = ALL_SHOWN  # by the chat template
+    think_tags: ThinkTags | None = None  # around the reasoning of the model; None if they are not known
+    specials: Mapping[str, int] = field(default_factory=dict)  # id of each special token by its text
 
 
 class AdapterPlace(NamedTuple):
@@ -245,6 +248,8 @@ def _load(ready: Ready, config: ServerConfig) -> Model:
         tool_call_parser=_tool_call_parser(template, config),
         keeps_late_system=template is not None and keeps_late_system(template),
         shown=ALL_SHOWN if template is None else shown_by(template),
+        think_tags=_think_tags(template, config),
+        specials={tokenizer.decode([i], skip_special_tokens=False): i for i in tokenizer.special_ids},
         dimensions=_dimensions(ready.source),
     )
 
@@ -259,6 +264,13 @@ def _dimensions(directory: str) -> tuple[int, ...] | None:
     if isinstance(sizes, list) and all(type(size) is int for size in sizes):
         return tuple(sizes)
     return () if values.get("is_matryoshka") is True else None
+
+
+def _think_tags(template: ChatTemplate | None, config: ServerConfig) -> ThinkTags | None:
+    found = None if template is None else tags_of(config.reasoning_parser, template.tool_source)
+    if found is not None and config.reasoning_parser is None:
+        logger.info("text between %s and %s is reasoning, by the chat template; see --reasoning-parser", *found)
+    return found
 
 
 def _tool_call_parser(template: ChatTemplate | None, config: ServerConfig) -> str | None:

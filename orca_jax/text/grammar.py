@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from orca_jax.errors import RequestError, is_panic
 from orca_jax.request import StructuredOutput, TokenSet, token_set
+from orca_jax.text.composed import composed_source
 from orca_jax.text.json_schema import SchemaTooLargeError, closed
 from orca_jax.text.tokenizer import Tokenizer
 
@@ -31,6 +32,7 @@ _REMEDIES = {
     "json_schema": "correct the schema, and leave out unsupported keywords",
     "regex": "correct the expression, without look-around and backreferences, or make it smaller",
     "choice": "give fewer or shorter choices",
+    "composed": "correct its parts",
     "grammar": "correct the grammar, in the Lark syntax of llguidance, or make it smaller",
 }
 
@@ -188,6 +190,11 @@ def _source(structured: StructuredOutput) -> str:
         except SchemaTooLargeError as error:
             raise _refused(kind, str(error)) from None
         return LLMatcher.grammar_from_json_schema(_json_text(whole), overrides=_COMPACT)
+    if kind == "composed":
+        try:
+            return composed_source(value, _source)
+        except ValueError as error:
+            raise _refused(kind, str(error)) from None
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     if kind == "choice":

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from orca_jax.request import StructuredOutput
 from orca_jax.text.calls.dialects import ToolParser
 from orca_jax.text.calls.parser import OutputPart, Reasoning
+from orca_jax.text.composed import composed, literal
 from orca_jax.text.json_end import BLANKS
 
 
@@ -27,6 +29,11 @@ Opening = Literal["open", "free", "closed"]
 """The begin of an answer: within the reasoning, or after it; "free" if the model decides."""
 
 
+def tags_of(name: str | None, template: str) -> ThinkTags | None:
+    """Return the tags of a parser, or without a name those that a chat template shows; None for "none"."""
+    return inferred_tags(template) if name is None else TAGS.get(name)
+
+
 def inferred_tags(template: str) -> ThinkTags | None:
     """Return the tags that a chat template writes, or None if it has none, or those of several models."""
     found = {tags for tags in TAGS.values() if tags.start in template and tags.end in template}
@@ -43,6 +50,26 @@ def opening_of(prompt: str, tags: ThinkTags, continues: bool) -> Opening:
     return "closed" if text.endswith(tags.end) else "free"
 
 
+def thinking_first(
+    answer: StructuredOutput, tags: ThinkTags, opening: Opening, specials: Mapping[str, int]
+) -> StructuredOutput:
+    """Return the constraint on an answer, after reasoning of any form.
+
+    Args:
+        answer: the constraint on the text after the end tag and up to two line breaks.
+        tags: the texts around the reasoning.
+        opening: where the text begins; with "free" it may have no reasoning.
+        specials: the id of each special token by its text.
+    """
+    if opening == "closed":
+        return answer
+    start, end = (literal(tag, specials) for tag in tags)
+    thought = f"thought: TEXT? {end}" if tags.end in specials else f"thought[lazy]: ANY {end}"
+    begin = "thought" if opening == "open" else f"({start} thought)?"
+    lark = f'start: {begin} "\\n"? "\\n"? @answer\n{thought}\nTEXT: /(?s:.+)/\nANY: /(?s:.*)/\n'
+    return composed(lark, {"answer": answer})
+
+
 class ReasoningParser:
     """A parser for text that begins with reasoning. The rest goes to the parser of calls, if there is one.
 
@@ -50,12 +77,13 @@ class ReasoningParser:
 
     Attributes:
         is_open: True up to the end of the reasoning, or to the first other text.
+        is_inside: True within the reasoning.
     """
 
     def __init__(self, tags: ThinkTags, opening: Opening, calls: ToolParser | None) -> None:
         self.is_open = opening != "closed"
         self._tags, self._calls = tags, calls
-        self._is_inside = opening == "open"
+        self.is_inside = opening == "open"
         self._has_words = False  # of the reasoning, or of the answer after it
         self._is_after = False  # blanks before the answer are left out
         self._held = ""
@@ -65,7 +93,7 @@ class ReasoningParser:
         if not self.is_open:
             return self._answer(text)
         text, self._held = self._held + text, ""
-        if not self._is_inside:
+        if not self.is_inside:
             begun = text.lstrip(BLANKS)
             if self._tags.start.startswith(begun):  # the beginning of the tag, or nothing
                 self._held = text
@@ -73,14 +101,15 @@ class ReasoningParser:
             if not begun.startswith(self._tags.start):
                 self.is_open = False
                 return self._answer(text)
-            self._is_inside, text = True, begun.removeprefix(self._tags.start)
+            self.is_inside, text = True, begun.removeprefix(self._tags.start)
         return self._think(text)
 
     def finish(self) -> Sequence[OutputPart]:
         """Return the rest at the end of the text."""
         held, self._held = self._held, ""
-        if self.is_open and self._is_inside:
-            return [Reasoning(held)] if held.strip(BLANKS) else []
+        if self.is_open and self.is_inside:
+            held = held.rstrip(BLANKS)
+            return [Reasoning(held)] if held else []
         parts = list(self._answer(held)) if held else []
         return parts if self._calls is None else [*parts, *self._calls.finish()]
 
@@ -89,7 +118,8 @@ class ReasoningParser:
             text = text.lstrip(BLANKS)
         thought, end, rest = text.partition(self._tags.end)
         if end:
-            self.is_open, self._is_after, self._has_words = False, True, False
+            self.is_open = self.is_inside = self._has_words = False
+            self._is_after = True
             shown = thought.rstrip(BLANKS)
             return [*([Reasoning(shown)] if shown else []), *self._answer(rest)]
         # Held back: blanks, which may be the last ones, and the beginning of the end tag.

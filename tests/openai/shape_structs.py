@@ -107,6 +107,8 @@ class Message(Shape, frozen=True):
     content: str | None
     refusal: str | None
     tool_calls: Annotated[list[ToolCall], Meta(min_length=1)] | Omissible = UNSET
+    reasoning: Name | Omissible = UNSET  # vLLM's extensions
+    reasoning_content: Name | Omissible = UNSET
     annotations: list[dict[str, Any]] | Omissible = UNSET
 
 
@@ -148,6 +150,8 @@ class Delta(Shape, frozen=True):
     role: Literal["assistant"] | Omissible = UNSET
     content: str | Omissible | None = UNSET
     refusal: str | Omissible | None = UNSET
+    reasoning: Name | Omissible = UNSET
+    reasoning_content: Name | Omissible = UNSET
     tool_calls: Annotated[list[ToolCallDelta], Meta(min_length=1)] | Omissible = UNSET
 
 

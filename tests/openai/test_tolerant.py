@@ -79,7 +79,7 @@ def test_completions_ignore_fields_too() -> None:
     ("message", "names"),
     [
         ({"role": "user", "content": "x", "id": "m1", "cache_control": {"type": "ephemeral"}}, "id cache_control"),
-        ({"role": "assistant", "content": "x", "refusal": "no", "reasoning": "because"}, "refusal reasoning"),
+        ({"role": "assistant", "content": "x", "refusal": "no", "annotations": [1]}, "refusal annotations"),
         ({"role": "assistant", "content": "x", "annotations": [], "parsed": None}, ""),
         ({"role": "tool", "content": "x", "tool_call_id": "c1", "artifact": {"a": 1}}, "artifact"),
         ({"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}, "content.cache_control"),

@@ -15,6 +15,12 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int  # read from the prefix cache
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """The kinds of generated tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one call. A prompt counts once for any `n`."""
 
@@ -22,6 +28,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails | msgspec.UnsetType = msgspec.UNSET  # UNSET if no token was cached
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET  # UNSET if reasoning is not read apart
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -116,6 +123,8 @@ class AnswerMessage(msgspec.Struct, frozen=True):
 
     content: str | None
     tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # older name of the same
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -148,6 +157,8 @@ class Delta(msgspec.Struct, frozen=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # older name of the same
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

@@ -63,7 +63,10 @@ class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[CalledTool], Meta(max_length=MAX_TOOLS)] | None = None
-    reasoning_content: Annotated[str | None, Meta(description="Passed on to the chat template.")] = None
+    reasoning: Annotated[
+        str | None, Meta(description="Reasoning of the model before this answer. Passed on to the chat template.")
+    ] = None
+    reasoning_content: Annotated[str | None, Meta(description="Older name of `reasoning`.")] = None
 
 
 class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="tool"):
@@ -192,6 +195,8 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     plain["content"] = content_text(message.content)
     if isinstance(message, DeveloperMessage):
         plain["role"] = "system"
+    if isinstance(message, AssistantMessage) and (thought := message.reasoning or message.reasoning_content):
+        plain |= {"reasoning": thought, "reasoning_content": thought}  # templates read one of them
     if isinstance(message, AssistantMessage) and message.tool_calls:
         plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain

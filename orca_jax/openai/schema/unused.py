@@ -39,7 +39,7 @@ def ignored(reason: str, *values: object) -> UnusedField:
 type UnusedFields = Mapping[str, UnusedField]
 
 _NO_RECORDS = "the server keeps no records of calls"
-_NO_REASONING = "reasoning is not separated from the text of an answer"
+_NO_REASONING = "an answer has its reasoning apart if the tags around it are known"
 _ONE_MODEL = "the server has one model"
 _ONE_CACHE = "all requests share one prefix cache"
 _NO_BEAMS = "beam search is not supported"
