@@ -124,6 +124,10 @@ class ServerConfig:
     write_timeout: float = _flag(30.0, "limits", "longest time without progress for a client that reads an answer")
     max_body_bytes: int = _flag(32 * MIB, "limits", "largest request body in bytes")
 
+    responses_store: int = _flag(
+        64, "limits", "memory in MiB for responses of /v1/responses that later calls continue; 0 stores none"
+    )
+
     shutdown_timeout: float = _flag(30.0, "lifecycle", "time after SIGTERM or SIGINT for open requests to finish")
     restart_engine: bool = _flag(False, "lifecycle", "restart the engine if it dies or hangs")
     heartbeat_timeout: float = _flag(3.0, "lifecycle", "time without a heartbeat after which the engine counts as hung")

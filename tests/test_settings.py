@@ -337,6 +337,7 @@ def test_all_settings_of_servers_and_batches_are_known() -> None:
     model |= {"reasoning_parser"}
     access = {"uds", "root_path", "api_key", "api_key_file", "allowed_origins", "playground"}
     queue = {"max_num_queued_reqs", "max_num_queued_tokens", "max_calls_per_key", "overload_status", "max_body_bytes"}
+    queue |= {"responses_store"}
     times = {"queue", "request", "read", "write", "shutdown", "heartbeat", "step", "load"}
     others = {"engine", "nnodes", "unknown_fields", "log_format", "log_requests", "otlp_traces_endpoint"}
     always = model | access | queue | {f"{name}_timeout" for name in times} | others

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded, TimedOut
 
 MAX_MESSAGE = 600  # characters: limits the part of a client's input that an error quotes
+TOO_LONG = "context_length_exceeded"  # code of a prompt that leaves no room for an answer
 RETRY_SECONDS = 1  # retry-after of a refused call; client libraries increase it by themselves
 NO_RETRY = {"x-should-retry": "false"}  # else OpenAI's client libraries repeat 408, 409, 429 and 5xx
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}

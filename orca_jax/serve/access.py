@@ -164,7 +164,7 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),  # browser clients send a dozen of their own headers
         allow_credentials=config.allow_credentials,
         expose_headers=("x-request-id", "retry-after", IGNORED_FIELDS, CUT_LIMIT, WEIGHT_VERSION),

@@ -22,6 +22,7 @@ from orca_jax.serve.access import OPEN_PATHS, Access, CallLimit, read_keys, with
 from orca_jax.serve.adapters import adapter_routes
 from orca_jax.serve.admin import ADMIN_PATH, admin_routes
 from orca_jax.serve.agents.messages import messages_routes
+from orca_jax.serve.agents.responses import response_routes
 from orca_jax.serve.events import Silence
 from orca_jax.serve.handlers import complete, embed, read_json_body
 from orca_jax.serve.health import health_routes, root_route
@@ -29,13 +30,14 @@ from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext, WithoutLastSlash
 from orca_jax.serve.tokenize import detokenize, render, tokenize
-from orca_jax.server_config import ServerConfig
+from orca_jax.server_config import MIB, ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 
 
 def create_app(service: Service, config: ServerConfig, observer: ServerObserver) -> ASGIApp:
     """Build the application over one engine. Raises ConfigError for unusable keys, folders or origins."""
     keys = read_keys(config)
+    answering, stored = response_routes(service, config.responses_store * MIB)
     app = Starlette(
         routes=[
             *health_routes(service),
@@ -44,7 +46,8 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             *observer.routes(),
             *admin_routes(service, config),
             openapi_route(service, has_keys=bool(keys)),
-            *_limited(_work_routes(service, config), config.max_calls_per_key),
+            *_limited([*_work_routes(service, config), *answering], config.max_calls_per_key),
+            *stored,
             *adapter_routes(service),
         ],
         exception_handlers={

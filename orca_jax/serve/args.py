@@ -134,7 +134,12 @@ def _check_numbers(config: ServerConfig) -> None:
     _require(
         holds, "heartbeat_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {config.heartbeat_timeout}"
     )
-    for name, least in (("max_num_queued_reqs", 0), ("max_num_queued_tokens", 1), ("max_body_bytes", 1)):
+    for name, least in (
+        ("max_num_queued_reqs", 0),
+        ("max_num_queued_tokens", 1),
+        ("max_body_bytes", 1),
+        ("responses_store", 0),
+    ):
         value = getattr(config, name)
         _require(value >= least, name, f"must be at least {least}, got {value}")
     most = config.max_calls_per_key

@@ -1,7 +1,7 @@
 """`GET /openapi.json`: the API as a document, built from the tables used to validate requests."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -15,6 +15,7 @@ from orca_jax.openai.messages.answer import MessageAnswer
 from orca_jax.openai.messages.call import TokenCount
 from orca_jax.openai.messages.errors import MESSAGES, MessagesError
 from orca_jax.openai.model import Service
+from orca_jax.openai.responses.items import DeletedResponse, InputTokens, ModelResponse, ResponseItemList
 from orca_jax.openai.schema.answers import (
     ChatChunk,
     ChatCompletion,
@@ -39,13 +40,14 @@ _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     EmbeddingList,
     Rendered,
     *(MessageAnswer, TokenCount, MessagesError),
+    *(ModelResponse, DeletedResponse, ResponseItemList, InputTokens),
     *(EngineHealth, Generated, Live, ServerLoad),
 )
 _ERRORS: Mapping[int, str] = {
     400: "A field is wrong, unknown or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
     403: "The server is called by a name that is not one of its --allowed-hosts.",
-    404: "The model does not exist.",
+    404: "The model does not exist, or the stored response.",
     408: "The request took longer than its timeout allows.",
     413: "The body is too large.",
     415: "The body is not application/json, or is compressed.",
@@ -55,7 +57,7 @@ _ERRORS: Mapping[int, str] = {
 }
 _EVENTS = (
     " With `stream`, events with a chunk as `data`: a Completion, or a ChatChunk for chats. The last event is `[DONE]` "
-    "or an ErrorEnvelope."
+    "or an ErrorEnvelope. Responses have OpenAI's events, the last one with the whole response."
 )
 _MESSAGE_EVENTS = " With `stream`, the events of Anthropic's format. The last event is `message_stop` or `error`."
 _OF_BODIES = (400, 404, 413, 415, 429)
@@ -151,15 +153,7 @@ def _paths(has_keys: bool, model: str) -> Document:
         "/v1/chat/completions": post(
             "Answer conversations", "ChatRequest", "ChatCompletion", True, messages=hello, max_tokens=4
         ),
-        MESSAGES: post(
-            "Answer conversations in Anthropic's format",
-            *("MessagesRequest", "MessageAnswer", True),
-            messages=hello,
-            max_tokens=4,
-        ),
-        f"{MESSAGES}/count_tokens": post(
-            "Number of tokens of the prompt of a message", "MessagesRequest", "TokenCount", False, messages=hello
-        ),
+        **_agents(post, hello, has_keys),
         "/v1/completions/render": post(
             "Token ids of the prompts of a completion", "CompletionRequest", "Rendered", False, prompt="Once"
         ),
@@ -185,6 +179,40 @@ def _paths(has_keys: bool, model: str) -> Document:
     _link(paths, "/v1/models", "get", "/v1/models/{model}", {"parameters": {"model": "$response.body#/data/0/id"}})
     _link(paths, "/tokenize", "post", "/detokenize", {"requestBody": {"tokens": "$response.body#/tokens"}})
     return paths
+
+
+def _agents(post: Callable[..., Document], hello: list[Document], has_keys: bool) -> Document:
+    """The paths that agents call by default."""
+    return {
+        MESSAGES: post(
+            "Answer conversations in Anthropic's format",
+            *("MessagesRequest", "MessageAnswer", True),
+            messages=hello,
+            max_tokens=4,
+        ),
+        f"{MESSAGES}/count_tokens": post(
+            "Number of tokens of the prompt of a message", "MessagesRequest", "TokenCount", False, messages=hello
+        ),
+        "/v1/responses": post(
+            "Answer conversations, and keep the answers", "ResponsesRequest", "ModelResponse", True, input="Hello!"
+        ),
+        "/v1/responses/input_tokens": post(
+            "Count the tokens of an input", "ResponsesRequest", "InputTokens", False, input="Hello!"
+        ),
+        **_stored_responses(has_keys),
+    }
+
+
+def _stored_responses(has_keys: bool) -> Document:
+    """The paths of responses that the server keeps."""
+    name = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}, "example": "resp_1"}
+    path = "/v1/responses/{response_id}"
+    one = {
+        "get": _operation("Read a stored response", "ModelResponse", (400, 404), has_keys),
+        "delete": _operation("Remove a stored response", "DeletedResponse", (404,), has_keys),
+    }
+    items = _operation("Read the input of a stored response", "ResponseItemList", (400, 404), has_keys)
+    return {path: {**one, "parameters": [name]}, f"{path}/input_items": {"get": items, "parameters": [name]}}
 
 
 def _link(paths: Document, start: str, method: str, target: str, values: Document) -> None:

@@ -37,7 +37,7 @@ __all__ = [
 MAX_TOOLS = 128
 MAX_SCHEMA_DEPTH = 64
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # twice the limit of 64: for a namespace and a name
 
 
 def forced_parser(tools: Tools, choice: str | Mapping[str, Any]) -> ToolParser:
@@ -98,7 +98,7 @@ def check_tools(tools: Tools) -> None:
             raise _wrong(f'{where} must be an object with type "function" and an object as function')
         name = function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _wrong(f"{where}.function.name must be 1 to 64 letters, digits, _, - or .")
+            raise _wrong(f"{where}.function.name must be 1 to 128 letters, digits, _, - or .")
         if name in names:
             raise _wrong(f"{where}.function.name: {name} is used twice")
         names.add(name)

@@ -7,8 +7,16 @@ from typing import Any
 import httpx
 import pytest
 
-from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser, detokenize_parser, tokenize_parser
+from orca_jax.openai.schema import (
+    PARSERS,
+    chat_parser,
+    completion_parser,
+    detokenize_parser,
+    responses_parser,
+    tokenize_parser,
+)
 from tests.openai.json_schema import fits
+from tests.openai.responses.played import checked_response, events_of
 from tests.openai.shapes import check_response
 from tests.openai.test_bad_input import check_error
 from tests.serve.running import MODEL, Server
@@ -26,6 +34,7 @@ ROUTES = {
         chat_parser,
         {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
     ),
+    "/v1/responses": (responses_parser, {"model": MODEL, "input": "x", "max_output_tokens": 2}),
     "/tokenize": (tokenize_parser, {"model": MODEL, "prompt": "x"}),
     "/detokenize": (detokenize_parser, {"model": MODEL, "tokens": [65]}),
 }
@@ -72,6 +81,9 @@ def check(answer: httpx.Response, document: dict[str, Any], path: str, name: str
         reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = document["components"]["schemas"][reference.rpartition("/")[2]]
         assert fits(schema, json.loads(sent), document), f"taken, though the document does not allow it: {where}"
+        if path == "/v1/responses":
+            is_stream = answer.text.startswith("event: ")
+            assert events_of(answer.text) if is_stream else checked_response(answer.json()), where
         return True
     error = check_error(answer, 404 if name == "model" and answer.status_code == 404 else 400)
     if loads(value) is not loads:

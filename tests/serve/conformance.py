@@ -21,6 +21,7 @@ from orca_jax.openai.schema import (
     detokenize_parser,
     embedding_parser,
     messages_parser,
+    responses_parser,
     tokenize_parser,
 )
 from orca_jax.openai.schema.parse import BodyParser
@@ -34,11 +35,12 @@ BODIES: Mapping[str, tuple[str, BodyParser]] = {
     "completions": ("POST /v1/completions", completion_parser),
     "chat": ("POST /v1/chat/completions", chat_parser),
     "messages": ("POST /v1/messages", messages_parser),
+    "responses": ("POST /v1/responses", responses_parser),
     "embeddings": ("POST /v1/embeddings", embedding_parser),
     "tokenize": ("POST /tokenize", tokenize_parser),
     "detokenize": ("POST /detokenize", detokenize_parser),
 }
-METHODS = ("get", "post")
+METHODS = ("get", "post", "delete")
 UNUSED = "without effect"
 
 

@@ -14,6 +14,7 @@ from orca_jax.openai.schema import (
     detokenize_parser,
     embedding_parser,
     messages_parser,
+    responses_parser,
     tokenize_parser,
 )
 from orca_jax.openai.schema.components import request_schemas
@@ -42,6 +43,7 @@ _TITLES: Mapping[str, tuple[str, BodyParser[Any]]] = {
     "CompletionRequest": ("POST /v1/completions", completion_parser),
     "ChatRequest": ("POST /v1/chat/completions", chat_parser),
     "MessagesRequest": ("POST /v1/messages and POST /v1/messages/count_tokens", messages_parser),
+    "ResponsesRequest": ("POST /v1/responses", responses_parser),
     "EmbeddingRequest": ("POST /v1/embeddings", embedding_parser),
     "TokenizeRequest": ("POST /tokenize", tokenize_parser),
     "DetokenizeRequest": ("POST /detokenize", detokenize_parser),

@@ -38,6 +38,18 @@ _BLOCK: UnusedFields = {
     **dict.fromkeys(("caller", "toolset_name"), ignored("all calls are made by the client")),
     "citations": ignored("templates have no place for them", []),
 }
+_ITEM: UnusedFields = {
+    **dict.fromkeys(("status", "created_by", "agent", "metadata", "provider_specific_fields"), ignored(OF_CLIENT)),
+    **dict.fromkeys(("caller", "async", "execution"), ignored("all calls are made by the client")),
+}
+_OF_PART: UnusedFields = {**_EXTRA, "prompt_cache_breakpoint": ignored("prefixes are cached without marks")}
+_FUNCTION: UnusedFields = {
+    **_EXTRA,
+    "output_schema": ignored("results are text for the model"),
+    "defer_loading": ignored("the model sees all tools", False),
+    "allowed_callers": ignored("all calls are made by the client"),
+    "async": ignored("all calls are made by the client", False),
+}
 
 # Fields of nested objects, by the name of the object's class.
 NESTED: Mapping[str, UnusedFields] = {
@@ -86,4 +98,25 @@ NESTED: Mapping[str, UnusedFields] = {
     },
     "OutputConfig": {"task_budget": ignored("max_tokens limits each answer")},
     "OutputSchema": _STRICT,
+    "InputText": _OF_PART,
+    "OutputText": {
+        **_OF_PART,
+        "annotations": ignored("templates have no place for them", []),
+        "logprobs": ignored("templates have no place for them", []),
+        "parsed": ignored("text has the same"),
+    },
+    "RefusalPart": _OF_PART,
+    "InputMessage": {**_ITEM, "phase": ignored("templates have no place for it"), "name": ignored(OF_CLIENT)},
+    "InputCall": {**_ITEM, "parsed_arguments": ignored("arguments has the same as text")},
+    "CallOutput": {**_ITEM, **dict.fromkeys(("name", "namespace"), ignored("the call has them"))},
+    "InputReasoning": {**_ITEM, "encrypted_content": ignored("reasoning is sent and read as text")},
+    "FlatFunction": _FUNCTION,
+    "Namespace": _EXTRA,
+    "FlatNamedTool": _EXTRA,
+    "TextSettings": {"verbosity": ignored("the length of answers cannot be controlled", "medium")},
+    "ReasoningSettings": dict.fromkeys(
+        ("summary", "generate_summary"), ignored("reasoning is returned as it is, without a summary")
+    )
+    | dict.fromkeys(("context", "mode"), ignored("the chat template decides")),
+    "ResponseStreamOptions": {"include_obfuscation": ignored("events are not padded to hide their length", False)},
 }

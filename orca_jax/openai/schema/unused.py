@@ -230,6 +230,38 @@ MESSAGES: UnusedFields = {
     "stream_options": ignored("streams have a usage"),
 }
 
+_OF_AGENTS = (
+    *("service_tier", "safety_identifier", "user_security_context", "prompt_cache_key", "prompt_cache_options"),
+    *("prompt_cache_retention", "provider_specific_fields", "cache_control", "provider", "models", "route"),
+    *("rid", "cache_prompt", "id_slot", "keep_alive", "ttl", "session_id", "trace", "data_parallel_rank"),
+)
+RESPONSES: UnusedFields = {
+    **{name: COMMON[name] for name in _OF_AGENTS},
+    # OpenAI
+    "background": UnusedField("an answer is returned by its own call", (False,)),
+    "conversation": UnusedField("use previous_response_id"),
+    "prompt": UnusedField("put the text into instructions and input"),
+    "context_management": UnusedField("a conversation is never compacted; use truncation", ([],)),
+    "moderation": UnusedField("nothing is moderated"),
+    "max_tool_calls": ignored("the server calls no tools"),
+    "client_metadata": ignored(_NO_RECORDS, {}),
+    "access_programs": ignored("all keys have the same access", {}),
+    "image": ignored("the model reads text only", {}),
+    "personality": ignored("put a personality into instructions"),
+    # names of chats
+    "messages": UnusedField("use input", ([],)),
+    "max_tokens": UnusedField("use max_output_tokens"),
+    "max_completion_tokens": UnusedField("use max_output_tokens"),
+    "response_format": UnusedField("use text.format"),
+    "reasoning_effort": UnusedField("use reasoning.effort"),
+    "n": UnusedField("a response has one answer", (1,)),
+    "logprobs": UnusedField("use include and top_logprobs", (False,)),
+    # vLLM
+    "enable_response_messages": UnusedField("messages of the prompt are not returned", (False,)),
+    "previous_input_messages": UnusedField("put all messages into input"),
+    "mm_processor_kwargs": UnusedField("input is text only", ({},)),
+}
+
 TOKENIZE: UnusedFields = {
     "chat_template": CHAT["chat_template"],
 }

@@ -1,0 +1,1 @@
+"""`POST /v1/responses`: a conversion to chats and back, and the store of responses."""

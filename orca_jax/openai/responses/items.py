@@ -1,0 +1,251 @@
+"""Responses and their items as they are sent, in OpenAI's format. A field that is UNSET is left out of the JSON."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from orca_jax.openai.schema.answers import TokenLogprob, Usage
+from orca_jax.openai.schema.responses import (
+    CallOutput,
+    FlatAllowedTools,
+    FlatFunction,
+    FlatNamedTool,
+    InputCall,
+    InputItem,
+    InputMessage,
+    InputReasoning,
+    InputText,
+    OutputText,
+    ReasoningText,
+    RefusalPart,
+)
+
+type ItemStatus = Literal["in_progress", "completed", "incomplete"]
+_PREFIXES: dict[type, str] = {InputCall: "fc", CallOutput: "fco", InputReasoning: "rs"}
+
+
+def new_id(prefix: str) -> str:
+    """An id with 128 random bits, so that it cannot be guessed."""
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+class ShownText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    """The text of a message."""
+
+    text: str
+    logprobs: list[TokenLogprob] = []
+    annotations: list[Any] = []
+
+
+class ShownReasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    """The text of reasoning."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    """A message of the model."""
+
+    id: str
+    content: list[ShownText]
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+
+    def as_input(self) -> InputItem:
+        """The item for a later call."""
+        return InputMessage(self.role, [OutputText(part.text) for part in self.content], self.id)
+
+
+class CallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """A call of a function, with its arguments as JSON text."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+    namespace: str | UnsetType = UNSET
+
+    def as_input(self) -> InputItem:
+        """The item for a later call."""
+        namespace = None if self.namespace is UNSET else self.namespace
+        return InputCall(self.call_id, self.name, self.arguments, namespace, self.id)
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """What the model wrote before its answer."""
+
+    id: str
+    content: list[ShownReasoning]
+    status: ItemStatus
+    summary: list[Any] = []
+
+    def as_input(self) -> InputItem:
+        """The item for a later call."""
+        return InputReasoning([ReasoningText("reasoning_text", part.text) for part in self.content], None, self.id)
+
+
+type OutputItem = MessageItem | CallItem | ReasoningItem
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    """The source of the prompt's tokens."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0  # writing into the prefix cache costs nothing
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    """The purpose of the generated tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    """Token counts of one response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+def response_usage(usage: Usage) -> ResponseUsage:
+    """The counts of a chat in the form of responses."""
+    details = usage.prompt_tokens_details
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputDetails(0 if details is UNSET else details.cached_tokens),
+        usage.completion_tokens,
+        OutputDetails(0),
+        usage.total_tokens,
+    )
+
+
+class ResponseFault(msgspec.Struct, frozen=True):
+    """The error of a failed response."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """The reason of an incomplete response."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ShownFunction(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
+    """A function of the call."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+
+
+class ShownNamespace(msgspec.Struct, frozen=True, tag_field="type", tag="namespace"):
+    """A namespace of the call."""
+
+    name: str
+    description: str
+    tools: list[ShownFunction]
+
+
+class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A response as it is sent."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int  # seconds since 1970
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    background: Literal[False] = False
+    error: ResponseFault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[MessageItem | CallItem | ReasoningItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, str | None]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | FlatAllowedTools
+    tools: list[ShownFunction | ShownNamespace]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None = None
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    """The answer to a deletion."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ResponseItemList(msgspec.Struct, frozen=True):
+    """A page of the input items of a response."""
+
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    """The number of tokens of an input."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+def shown_function(tool: FlatFunction) -> ShownFunction:
+    """A function of a call as responses return it."""
+    return ShownFunction(tool.name, tool.description, tool.parameters, tool.strict)
+
+
+def with_ids(items: Sequence[InputItem]) -> list[InputItem]:
+    """The items, each with an id."""
+    return [
+        item if item.id else msgspec.structs.replace(item, id=new_id(_PREFIXES.get(type(item), "msg")))
+        for item in items
+    ]
+
+
+def shown_item(item: InputItem) -> dict[str, Any]:
+    """An input item with an id, as `input_items` returns it."""
+    match item:
+        case InputMessage(role, content):
+            kind = OutputText if role == "assistant" else InputText
+            parts = [kind(content)] if isinstance(content, str) else content
+            return {
+                "id": item.id,
+                "type": "message",
+                "role": role,
+                "status": "completed",
+                "content": [_shown_part(part, is_answer=role == "assistant") for part in parts],
+            }
+        case InputReasoning(content, summary):
+            texts = {"summary": msgspec.to_builtins(summary or []), "content": msgspec.to_builtins(content or [])}
+            return {"id": item.id, "type": "reasoning", "status": "completed", **texts}
+        case _:
+            given = {name: value for name, value in msgspec.to_builtins(item).items() if value is not None}
+            return {**given, "status": "completed"}
+
+
+def _shown_part(part: InputText | OutputText | RefusalPart, *, is_answer: bool) -> dict[str, Any]:
+    if isinstance(part, RefusalPart):
+        return {"type": "refusal", "refusal": part.refusal}
+    if is_answer:
+        return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": part.text}

@@ -1,0 +1,186 @@
+"""The rendering of a response: its items, the events of a stream, and the end."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from orca_jax.openai.answer import KEEP_ALIVE
+from orca_jax.openai.errors import TOO_LONG, ApiError
+from orca_jax.openai.generation import Piece
+from orca_jax.openai.logprobs import chat_logprobs
+from orca_jax.openai.responses.conversion import FunctionName
+from orca_jax.openai.responses.items import (
+    IncompleteDetails,
+    ModelResponse,
+    OutputItem,
+    ResponseFault,
+    response_usage,
+)
+from orca_jax.openai.responses.open_items import OpenCallItem, OpenItem, OpenMessage, OpenReasoning
+from orca_jax.openai.schema.answers import TokenLogprob, Usage
+from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.text.tools import OutputPart, Reasoning, ToolCall
+
+type Keep = Callable[[ModelResponse, bytes], None]
+_encode = msgspec.json.Encoder().encode
+_DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":'
+
+
+class ResponseRenderer:
+    """Renders one response. `chunk` makes the events of a stream; without a stream it only collects the items.
+
+    Args:
+        begun: the response without items.
+        tokenizer: names tokens in log probabilities.
+        num_top: the number of most probable tokens in the answer, None without log probabilities.
+        names: the functions by the names that the model sees.
+        new_call_id: makes the id of a call.
+        streams: True if the events are sent.
+        keep: takes a response at its end, and its JSON.
+    """
+
+    def __init__(
+        self,
+        begun: ModelResponse,
+        tokenizer: Tokenizer,
+        *,
+        num_top: int | None,
+        names: Mapping[str, FunctionName],
+        new_call_id: Callable[[], str],
+        streams: bool,
+        keep: Keep,
+    ) -> None:
+        self._begun = begun
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._names = names
+        self._new_call_id = new_call_id
+        self._streams = streams
+        self._keep = keep
+        self._sequence = 0  # number of the next event
+        self._output: list[OutputItem] = []
+        self._open: OpenItem | None = None
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is held back
+        self._is_cut = False
+
+    def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
+        """The events of a piece: those of its parts, and of the items that begin and end with them."""
+        events = self._begin()
+        if self._num_top is not None:
+            self._logprobs += chat_logprobs(self._tokenizer, self._num_top, piece.ids, piece.logprobs)
+        for part in piece.in_order():
+            events += self._part(part)
+        if piece.reason is not None:
+            self._is_cut = piece.reason == "length"
+            if self._open is None and not self._output:  # clients read the text of an answer, also of an empty one
+                events += self._start(OpenMessage())
+            events += self._close()
+        return events
+
+    def silence(self) -> bytes:
+        """The first events, and later comments."""
+        return self._begin() or KEEP_ALIVE
+
+    def end(self, usage: Usage) -> bytes:
+        """The event with the whole response."""
+        answer = self.answer(usage)
+        status = b"incomplete" if self._is_cut else b"completed"
+        return self._event(f"response.{status.decode()}", response=msgspec.Raw(answer))
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event of a response that failed, after its first event if that was not sent yet."""
+        code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
+        fault = ResponseFault(TOO_LONG if error.code == TOO_LONG else code, error.message)
+        failed = msgspec.structs.replace(self._begun, status="failed", error=fault, output=self._output)
+        created = b"" if self._sequence else self._event("response.created", response=self._begun)
+        return created + self._event("response.failed", response=failed)
+
+    def answer(self, usage: Usage) -> bytes:
+        """The whole response, after its last piece."""
+        whole = msgspec.structs.replace(
+            self._begun,
+            status="incomplete" if self._is_cut else "completed",
+            incomplete_details=IncompleteDetails("max_output_tokens") if self._is_cut else None,
+            output=self._output,
+            usage=response_usage(usage),
+        )
+        answer = _encode(whole)
+        self._keep(whole, answer)
+        return answer
+
+    def _begin(self) -> bytes:
+        if self._sequence or not self._streams:
+            return b""
+        created = self._event("response.created", response=self._begun)
+        return created + self._event("response.in_progress", response=self._begun)
+
+    def _part(self, part: OutputPart) -> bytes:
+        opened, text = self._open, part if isinstance(part, str) else ""
+        match part:
+            case str():
+                events = b"" if isinstance(opened, OpenMessage) else self._start(OpenMessage())
+            case Reasoning(text):
+                events = b"" if isinstance(opened, OpenReasoning) else self._start(OpenReasoning())
+            case ToolCall(None, text):
+                events = b""
+                if not isinstance(opened, OpenCallItem):
+                    return events  # a piece of a call that was left out
+            case ToolCall(str(name), text):
+                events = self._start(OpenCallItem(self._new_call_id(), self._names.get(name) or FunctionName(name)))
+        assert self._open is not None, "an item is open"
+        if not isinstance(self._open, OpenMessage):
+            self._logprobs.clear()
+        return events + self._delta(self._open, text)
+
+    def _delta(self, item: OpenItem, text: str) -> bytes:
+        logprobs, self._logprobs = self._logprobs, []
+        item.add(text, logprobs)
+        if not self._streams:
+            return b""
+        if isinstance(item, OpenMessage) and not logprobs:
+            # Formatted by hand, since almost every token of a stream takes this path.
+            self._sequence += 1
+            return b'%b%d,"item_id":"%b","output_index":%d,"content_index":0,"delta":%b,"logprobs":[]}\n\n' % (
+                _DELTA,
+                self._sequence - 1,
+                item.id.encode(),
+                len(self._output),
+                _encode(text),
+            )
+        return self._item_events([item.delta(text, logprobs)]) if text or logprobs else b""
+
+    def _start(self, item: OpenItem) -> bytes:
+        events = self._close()
+        self._open = item
+        return events + self._item_events(item.begin())
+
+    def _close(self) -> bytes:
+        """End the open item. If the answer is cut, it is incomplete."""
+        item = self._open
+        if item is None:
+            return b""
+        events = b""
+        if self._logprobs and isinstance(item, OpenMessage):  # such as those of the end token
+            events = self._delta(item, "")
+        whole = item.whole("incomplete" if self._is_cut else "completed")
+        events += self._item_events(item.end(whole))
+        self._open = None
+        self._output.append(whole)
+        return events
+
+    def _item_events(self, events: Sequence[tuple[str, dict[str, Any]]]) -> bytes:
+        """Events about the open item."""
+        assert self._open is not None, "an item is open"
+        place = {"item_id": self._open.id, "output_index": len(self._output)}
+        return b"".join(
+            self._event(kind, **(place if "item" not in fields else {"output_index": len(self._output)}), **fields)
+            for kind, fields in events
+        )
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        if not self._streams:
+            return b""
+        number, self._sequence = self._sequence, self._sequence + 1
+        data = _encode({"type": kind, "sequence_number": number, **fields})
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

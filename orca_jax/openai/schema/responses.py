@@ -1,0 +1,302 @@
+"""The request body of `POST /v1/responses`."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.schema.chat import AnswerLimit
+from orca_jax.openai.schema.limits import MAX_MESSAGES, MAX_NAME, MAX_PARTS, MAX_TOOLS
+from orca_jax.openai.schema.sampling import CallerId, NumLogprobs, SamplingFields
+from orca_jax.openai.schema.structured import JsonObject, JsonObjectFormat, Name, TextFormat
+
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that has an effect."""
+ItemId = Annotated[str, Meta(max_length=MAX_NAME)]
+
+
+class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    """A text part of the input."""
+
+    text: str
+
+
+class OutputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    """A text part of an earlier answer."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+    """A refusal in an earlier answer. The chat template receives it as text."""
+
+    refusal: str
+
+
+class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="message"):
+    """A message. Its `type` may be left out."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[InputText | OutputText | RefusalPart], Meta(max_length=MAX_PARTS)]
+    id: ItemId | None = None
+
+
+class InputCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
+    """An earlier call of a function, with its arguments as JSON text."""
+
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    id: ItemId | None = None
+
+
+class CallOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function_call_output"):
+    """The result of an earlier call."""
+
+    call_id: str
+    output: str | Annotated[list[InputText], Meta(max_length=MAX_PARTS)]
+    id: ItemId | None = None
+
+
+class ReasoningText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text of reasoning, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputReasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
+    """Reasoning before an earlier answer. Its text, else its summary, is passed on to the chat template."""
+
+    content: Annotated[list[ReasoningText], Meta(max_length=MAX_PARTS)] | None = None
+    summary: Annotated[list[ReasoningText], Meta(max_length=MAX_PARTS)] | None = None
+    id: ItemId | None = None
+
+
+class ItemReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="item_reference"):
+    """An item of an earlier, stored response. Its `type` may be left out."""
+
+    id: ItemId
+
+
+InputItem = InputMessage | InputCall | CallOutput | InputReasoning | ItemReference
+
+
+class FlatFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """A function that the model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: Annotated[JsonObject | None, Meta(description="JSON schema of the arguments, an object.")] = None
+    strict: Annotated[bool | None, Meta(description="As in `tools` of a chat.")] = None
+
+
+class Namespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
+    """Functions under a common name. The model sees each as `namespace__function`."""
+
+    name: Name
+    tools: Annotated[list[FlatFunction | None], Meta(max_length=MAX_TOOLS)]
+    description: Annotated[str | None, Meta(description="Without effect: functions have their own descriptions.")] = (
+        None
+    )
+
+
+class FlatNamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """The function that the model must call, or one that it may call."""
+
+    name: Annotated[str, Meta(max_length=MAX_NAME)]
+
+
+class FlatAllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    """A choice among some of `tools`. The model sees no others."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatNamedTool | None], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class FlatJsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """JSON that matches a schema."""
+
+    schema: JsonObject
+    name: Annotated[str | None, Meta(description="Without effect.")] = None
+    description: Annotated[str | None, Meta(description="Without effect.")] = None
+    strict: Annotated[bool | None, Meta(description="As in `response_format` of a chat.")] = None
+
+
+class TextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the answer."""
+
+    format: Annotated[
+        TextFormat | JsonObjectFormat | FlatJsonSchema | None, Meta(description="The format is enforced.")
+    ] = None
+
+
+class ReasoningSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of reasoning."""
+
+    effort: Annotated[
+        str | None,
+        Meta(
+            description="Variable `reasoning_effort` of the chat template. `none` also sets `enable_thinking` to "
+            "false. Ignored if the template uses neither."
+        ),
+    ] = None
+
+
+class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a streamed response. None has an effect."""
+
+
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
+    """A request for a response."""
+
+    input: Annotated[
+        str | Annotated[list[InputItem | None], Meta(max_length=MAX_MESSAGES)] | None,
+        Meta(description="A message of the user, or items. Required without `previous_response_id`."),
+    ] = None
+    instructions: Annotated[
+        str | None, Meta(description="A system message before the input. Later responses do not inherit it.")
+    ] = None
+    previous_response_id: Annotated[
+        ItemId | None, Meta(description="A stored response of the same key. Its input and output come before `input`.")
+    ] = None
+    store: Annotated[
+        bool | None,
+        Meta(description="Keep the response in memory for later calls, as `--responses-store` allows. Default true."),
+    ] = None
+    max_output_tokens: Annotated[
+        AnswerLimit | None,
+        Meta(
+            description="Maximum number of generated tokens; -1: the rest of the context. Default: the model's "
+            "`generation_config.json`, else the rest of the context."
+        ),
+    ] = None
+    text: Annotated[TextSettings | None, Meta(description="The form of the answer.")] = None
+    reasoning: Annotated[ReasoningSettings | None, Meta(description="Settings of reasoning.")] = None
+    tools: Annotated[
+        Annotated[list[FlatFunction | Namespace | None], Meta(max_length=MAX_TOOLS)] | None,
+        Meta(
+            description="Functions that the model may call. Tools of other types are left out, and named in the header "
+            "of ignored fields."
+        ),
+    ] = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | FlatNamedTool | FlatAllowedTools | None,
+        Meta(description="As in a chat."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="If false, only the first call is returned. Default true.")
+    ] = None
+    include: Annotated[
+        Annotated[list[str], Meta(max_length=MAX_PARTS)] | None,
+        Meta(description=f"`{LOGPROBS}` returns log probabilities. Other values are ignored."),
+    ] = None
+    top_logprobs: Annotated[
+        NumLogprobs | None,
+        Meta(description=f"Return this many most probable tokens as well. Ignored without `{LOGPROBS}` in `include`."),
+    ] = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        Meta(
+            description="With `auto`, a conversation that is too long loses its oldest turns, then its oldest calls "
+            "with their results. System messages and the last message of the user stay. The smaller of "
+            "`max_output_tokens` and a quarter of the context is left for the answer. Default `disabled`."
+        ),
+    ] = None
+    metadata: Annotated[
+        Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None,
+        Meta(description="Returned with the response."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        JsonObject | None, Meta(description="Additional variables for the chat template.")
+    ] = None
+    stream_options: Annotated[ResponseStreamOptions | None, Meta(description="Options of the stream.")] = None
+    request_id: Annotated[CallerId | None, Meta(description="Written to logs and traces.")] = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if the answer has log probabilities."""
+        return LOGPROBS in (self.include or ())
+
+    def items(self) -> list[InputItem]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [InputMessage("user", self.input)]
+        return [item for item in self.input or () if item is not None]
+
+
+_ITEMS = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
+_TOOLS = frozenset({"function", "namespace"})
+_NO_TEXT = {"input_image": "images", "input_file": "files", "input_audio": "audio"}
+
+
+def settle(values: dict[str, Any]) -> list[str]:
+    """Add missing types of input items, and replace what is left out of lists by None.
+
+    Returns:
+        The names of what is left out, such as "tools.web_search".
+
+    Raises:
+        ApiError: the input has images or files, or `tool_choice` needs a tool that is left out.
+    """
+    left_out: list[str] = []
+    for index, item in _entries(values, "input"):
+        where = f"input[{index}]"
+        kind = item.get("type")
+        if kind is None:
+            kind = "item_reference" if "role" not in item and "id" in item else "message"
+        values["input"][index] = {**item, "type": kind} if kind in _ITEMS else None
+        if kind not in _ITEMS:
+            left_out.append(f"input.{kind}")
+        for field in ("content", "output"):
+            _refuse_parts(item, field, where)
+    left_out += _leave_out(values, "tools", _TOOLS)
+    for _, tool in _entries(values, "tools"):
+        left_out += (f"tools.{name}" for name in _leave_out(tool, "tools", frozenset({"function"})))
+    choice = values.get("tool_choice")
+    if isinstance(choice, dict):
+        _check_choice(choice)
+        left_out += (f"tool_choice.{name}" for name in _leave_out(choice, "tools", frozenset({"function"})))
+    return left_out
+
+
+def _entries(values: dict[str, Any], field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in a list, with their indices."""
+    found = values.get(field)
+    if isinstance(found, list):
+        yield from ((index, one) for index, one in enumerate(found) if isinstance(one, dict))
+
+
+def _leave_out(values: dict[str, Any], field: str, known: frozenset[str]) -> list[str]:
+    """Replace the objects in a list without a known type by None, and return their names."""
+    names = []
+    for index, one in _entries(values, field):
+        if isinstance(one.get("type"), str) and one["type"] not in known:
+            values[field][index] = None
+            names.append(f"{field}.{one['type']}")
+    return names
+
+
+def _refuse_parts(item: dict[str, Any], field: str, where: str) -> None:
+    for index, part in _entries(item, field):
+        kind = part.get("type")
+        if kind == "text":  # the name of chats
+            item[field][index] = {**part, "type": "input_text"}
+        elif kind in _NO_TEXT:
+            name = f"{where}.{field}[{index}].type"
+            message = f"{name}: {_NO_TEXT[kind]} are not supported; the model reads text only"
+            raise ApiError(400, message, name, code="unsupported_parameter")
+
+
+def _check_choice(choice: dict[str, Any]) -> None:
+    kind = choice.get("type")
+    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+        message = f"tool_choice.type: the server runs no tool of type {kind[:100]!r}; call tools in the client"
+        raise ApiError(400, message, "tool_choice.type", code="unsupported_parameter")
+    tools = [tool.get("type") for _, tool in _entries(choice, "tools")]
+    if kind == "allowed_tools" and tools and "function" not in tools:
+        message = "tool_choice.tools must have a function; tools of other types are not run by the server"
+        raise ApiError(400, message, "tool_choice.tools", code="unsupported_parameter")

@@ -1,0 +1,85 @@
+"""The store of responses: bounded in bytes, apart for each key, with chains and items."""
+
+import pytest
+
+from orca_jax.openai.responses.items import new_id, with_ids
+from orca_jax.openai.responses.store import ResponseStore, StoredResponse, stored_response
+from orca_jax.openai.schema.responses import InputItem, InputMessage
+
+TEXT = "x" * 1000
+
+
+def stored(name: str, previous: str | None = None, text: str = TEXT) -> StoredResponse:
+    inputs: list[InputItem] = [InputMessage("user", text, f"in_{name}")]
+    outputs: list[InputItem] = [InputMessage("assistant", text, f"out_{name}")]
+    return stored_response(b"{}", inputs, outputs, previous)
+
+
+def test_bytes_are_bounded_and_the_least_recently_used_one_leaves() -> None:
+    size = stored("a").num_bytes
+    assert size > 2 * len(TEXT)
+    store = ResponseStore(3 * size)
+    for name in "abc":
+        store.put(None, name, stored(name))
+    assert store.num_bytes == 3 * size and store.get(None, "a") is not None
+    store.put(None, "d", stored("d"))
+    assert store.get(None, "b") is None and store.item(None, "out_b") is None, "a was used since"
+    assert {name for name in "abcd" if store.get(None, name)} == set("acd") and store.num_bytes == 3 * size
+    store.put(None, "large", stored("large", text=TEXT * 5))
+    assert store.get(None, "large") is None and store.get(None, "a") is not None, "one for which there is no room"
+    for name in "acd":
+        assert store.delete(None, name)
+    assert store.num_bytes == 0 and not store.delete(None, "a") and not store._places
+    ResponseStore(0).put(None, "a", stored("a"))
+
+
+def test_many_responses_stay_within_the_bound() -> None:
+    store = ResponseStore(100_000)
+    for number in range(1000):
+        store.put(str(number % 7), str(number), stored(str(number)))
+        assert store.num_bytes <= 100_000
+    left = list(store._responses.values())
+    assert store.num_bytes == sum(one.num_bytes for one in left) and 10 < len(left) < 50
+    assert len(store._places) == 2 * len(left)
+
+
+def test_keys_are_apart() -> None:
+    store = ResponseStore(10**6)
+    store.put("a", "r", stored("r"))
+    for caller in ("b", None):
+        assert store.get(caller, "r") is None and store.item(caller, "out_r") is None
+        assert store.history(caller, "r") is None and not store.delete(caller, "r")
+    assert store.item("a", "in_r") == InputMessage("user", TEXT, "in_r")
+
+
+def test_a_chain_is_a_conversation_and_breaks_with_a_link() -> None:
+    store = ResponseStore(10**6)
+    store.put(None, "1", stored("1"))
+    store.put(None, "2", stored("2", "1"))
+    store.put(None, "3", stored("3", "2"))
+    found = store.history(None, "3")
+    assert found is not None
+    assert [item.id for item in found] == ["in_1", "out_1", "in_2", "out_2", "in_3", "out_3"]
+    store.delete(None, "1")
+    assert store.history(None, "3") is None
+
+
+def test_items_of_one_id_are_those_of_the_newest_response() -> None:
+    """Clients choose the ids of input items; a response that leaves takes only its own ones along."""
+    store = ResponseStore(10**6)
+    store.put(None, "1", stored_response(b"", [InputMessage("user", "old", "i")], [], None))
+    store.put(None, "2", stored_response(b"", [InputMessage("user", "new", "i")], [], None))
+    store.delete(None, "1")
+    assert store.item(None, "i") == InputMessage("user", "new", "i")
+
+
+def test_ids_are_random() -> None:
+    assert len({new_id("resp") for _ in range(100)}) == 100
+    (name, mine) = (item.id for item in with_ids([InputMessage("user", "x"), InputMessage("user", "x", "mine")]))
+    assert mine == "mine" and name is not None and len(bytes.fromhex(name.removeprefix("msg_"))) * 8 == 128
+
+
+@pytest.mark.parametrize("length", [0, 10_000])
+def test_the_ids_of_clients_count(length: int) -> None:
+    one = stored_response(b"", [InputMessage("user", "x", "i" * length)], [], None)
+    assert one.num_bytes >= 2 * length

@@ -1,0 +1,83 @@
+"""`truncation: "auto"`: what leaves a conversation that is too long, and what stays."""
+
+import json
+from typing import Any
+
+import pytest
+
+from orca_jax.openai.responses.conversion import messages_of
+from orca_jax.openai.responses.truncation import choices_of
+from orca_jax.openai.schema import responses_parser
+from orca_jax.openai.schema.chat import ChatMessage, content_text
+from tests.openai.responses.played import prompt_of, respond
+from tests.serve.played import CONTEXT
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def called(name: str) -> list[dict[str, Any]]:
+    return [
+        {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": name, "output": f"result {name}"},
+    ]
+
+
+def messages(*items: dict[str, Any]) -> list[ChatMessage]:
+    values: dict[str, Any] = {"input": list(items)}
+    call, _ = responses_parser.parse(json.dumps(values).encode())
+    return messages_of("sys", call.items())
+
+
+def texts(choice: list[ChatMessage]) -> list[str]:
+    return [content_text(message.content) or "call" for message in choice]
+
+
+def test_the_oldest_turns_leave_first_then_calls_with_their_results() -> None:
+    talk = messages(
+        user("1"), *called("a"), assistant("A"), user("2"), assistant("B"), user("3"), *called("b"), *called("c")
+    )
+    found = [texts(choice) for choice in choices_of(talk)]
+    assert found[0] == ["sys", "1", "call", "result a", "A", "2", "B", "3", "call", "result b", "call", "result c"]
+    assert found[-1] == ["sys", "3", "call", "result c"], "the last call stays, and a result never loses its call"
+    assert ["sys", "2", "B", "3", "call", "result b", "call", "result c"] in found
+    assert ["sys", "3", "call", "result b", "call", "result c"] in found
+    sizes = [len(choice) for choice in found]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_late_system_messages_stay() -> None:
+    talk = messages(user("1"), {"role": "developer", "content": "late"}, assistant("A"), user("2"))
+    assert texts(choices_of(talk)[-1]) == ["sys", "late", "2"]
+    assert [texts(choice) for choice in choices_of(messages(assistant("A")))] == [["sys", "A"]]
+
+
+@pytest.mark.conforms("responses.truncation")
+@pytest.mark.parametrize("limit", [None, 16])
+def test_a_long_conversation_is_answered(limit: int | None) -> None:
+    """As few turns leave as needed, and the smaller of the limit and a quarter of the context is left."""
+    turns = [one for number in range(20) for one in (user(f"<{number}>" + "x" * 90), assistant("y"))]
+    fields: dict[str, Any] = {"input": [*turns, user("last")], "instructions": "keep me", "max_output_tokens": limit}
+    refused, _ = respond("x", **fields)
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    answer, link = respond("x", truncation="auto", **fields)
+    assert answer.status_code == 200 and answer.json()["truncation"] == "auto"
+    prompt = prompt_of(link)
+    room = CONTEXT - (16 if limit else CONTEXT // 4)
+    assert room - 120 < len(link.submitted[0].prompt_ids) <= room
+    assert "keep me" in prompt and "last" in prompt and "<19>" in prompt and "<0>" not in prompt
+
+
+def test_what_must_stay_may_be_too_long() -> None:
+    answer, _ = respond("x", truncation="auto", input=[user("a"), assistant("b"), user("x" * 5000)])
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_short_conversation_stays_whole() -> None:
+    answer, link = respond("x", truncation="auto", input=[user("first"), assistant("b"), user("c")])
+    assert answer.status_code == 200 and "first" in prompt_of(link)
