@@ -14,6 +14,7 @@ REASONS = (
     # lengths: the document cannot bound sums
     "maximum context length",
     "more than this model.s context holds",
+    "prompt is too long: ",
     "prompt must hold",
     "truncate_prompt_tokens must leave at least one token",
     "min_tokens must be an integer from 0 to max_tokens",
@@ -41,6 +42,12 @@ REASONS = (
     "structured_outputs must have exactly one of",
     "json_object must be true",
     "is used twice",
+    # conversations of /v1/messages: the document cannot describe the order of blocks and roles
+    "the results of its tool calls must follow",
+    "has no text that could be continued",
+    "messages has no text",
+    "cannot have blocks of type",
+    "tool_choice.name is required",
     # languages of their own
     "arguments of the tool call .* must be JSON",
     "(json_schema|regex|choice|grammar|structure) cannot be used",

@@ -88,10 +88,11 @@ def test_in_the_increment_phase(server: Server, watch: Watch, shape: str, stream
     wait_until(lambda: usage(server).running <= 1, 5)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_chat_in_the_increment_phase(server: Server, watch: Watch, stream: bool) -> None:
+def test_chat_in_the_increment_phase(server: Server, watch: Watch, stream: bool, path: str) -> None:
     connection = connect(server)
-    connection.sendall(request({**CHAT, "stream": stream}, "/v1/chat/completions"))
+    connection.sendall(request({**CHAT, "stream": stream}, path))
     wait_until(lambda: usage(server).running == 2, 10)
     hang_up(connection)
     wait_until(lambda: usage(server).running <= 1, 5)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from orca_jax.openai.schema import messages_parser
 from tests.chaos.world import Watch, check_error, post_raw
 from tests.serve.running import EOS, MODEL, VOCAB_SIZE, Server
 
@@ -28,8 +29,10 @@ TARGETS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": MODEL, "prompt": "x", "max_tokens": 4},
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
 }
+OF_MESSAGES = set(messages_parser.kind.__struct_fields__)
 CASES = [
     *((path, name) for path in TARGETS for name in NUMBERS if (path, name) != ("/v1/chat/completions", "logprobs")),
+    *(("/v1/messages", name) for name in NUMBERS if name in OF_MESSAGES),
     *(("/v1/completions", name) for name in ONLY_COMPLETIONS),
     *(("/v1/chat/completions", name) for name in ONLY_CHAT),
 ]
@@ -37,7 +40,8 @@ CASES = [
 
 def body_with(path: str, name: str, value: str) -> bytes:
     """A valid body, except for one field with this text as its value."""
-    fields = {key: json.dumps(field) for key, field in TARGETS[path].items()}
+    target = TARGETS["/v1/chat/completions" if path == "/v1/messages" else path]
+    fields = {key: json.dumps(field) for key, field in target.items()}
     fields[name] = value
     if name == "max_completion_tokens":
         del fields["max_tokens"]

@@ -10,7 +10,7 @@ from tests.serve.running import Server
 
 MIB = 2**20
 SIZE = 31 * MIB
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, AGENT = "/v1/completions", "/v1/chat/completions", "/v1/messages"
 MESSAGES = b'"messages": [{"role": "user", "content": "x"}]'
 
 
@@ -51,6 +51,12 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a message": (CHAT, lambda: text(b'"messages":[{"role":"user","content":', b"}]")),
     "tools": (CHAT, lambda: repeated(MESSAGES + b',"tools":[', b'{"type":"function","function":{"name":"f"}}', b"]")),
     "template arguments": (CHAT, lambda: repeated(MESSAGES + b',"chat_template_kwargs":{"a":[', b"1", b"]}")),
+    "blocks": (
+        AGENT,
+        lambda: repeated(b'"messages":[{"role":"user","content":[', b'{"type":"text","text":"x"}', b"]}]"),
+    ),
+    "tools of other types": (AGENT, lambda: repeated(MESSAGES + b',"tools":[', b'{"type":"bash"}', b"]")),
+    "instructions": (AGENT, lambda: text(MESSAGES + b',"system":', b"")),
     "a text to tokenize": ("/tokenize", lambda: text(b'"prompt":', b"")),
     "ids to detokenize": ("/detokenize", lambda: repeated(b'"tokens":[', b"1", b"]")),
 }

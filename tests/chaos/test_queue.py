@@ -87,6 +87,8 @@ def test_waiting_has_a_deadline() -> None:
             start = time.monotonic()
             response = server.complete("too late", max_tokens=2)
             check_error(response, 503)
+            message = {"messages": [{"role": "user", "content": "too late"}], "max_tokens": 2}
+            check_error(server.http.post("/v1/messages", json=message), 503)
             assert 0.4 < time.monotonic() - start < 4 and response.headers["retry-after"]
             wait_until(lambda: usage(server).waiting == 0, 2)
         wait_calm(server)
@@ -98,7 +100,11 @@ def test_calls_have_a_deadline() -> None:
         check_error(server.complete("slow", max_tokens=16000, ignore_eos=True), 408)
         with server.stream(["a", "b"], max_tokens=16000, ignore_eos=True) as events:
             *_, last = events
-        assert "error" in last and time.monotonic() - start < 8
+        message = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 16000, "ignore_eos": True}
+        check_error(server.http.post("/v1/messages", json=message), 408)
+        streamed = server.http.post("/v1/messages", json={**message, "stream": True})
+        assert streamed.text.rpartition("event: ")[2].startswith("error\n")
+        assert "error" in last and time.monotonic() - start < 10
         wait_calm(server)
 
 

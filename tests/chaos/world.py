@@ -127,12 +127,18 @@ def wait_calm(server: Server, timeout: float = 15) -> None:
 
 
 def check_error(response: httpx.Response, *statuses: int) -> dict[str, Any]:
-    """The error in OpenAI's format; its status must be in `statuses`, by default any 4xx."""
+    """The error in the format of its route; its status must be in `statuses`, by default any 4xx.
+
+    Anthropic's format has no `param` and no `code`: the message stands for them.
+    """
     allowed = statuses or range(400, 500)
     assert response.status_code in allowed, (response.status_code, response.text[:300])
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
     body = response.json()
+    if response.request.url.path.startswith("/v1/messages"):
+        assert body.keys() == {"type", "error", "request_id"} and body["error"].keys() == {"type", "message"}, body
+        body = {"error": {**body["error"], "param": body["error"]["message"], "code": None}}
     assert body.keys() == {"error"} and body["error"].keys() == ERROR_KEYS, body
     error: dict[str, Any] = body["error"]
     assert isinstance(error["message"], str) and error["message"] and isinstance(error["type"], str)

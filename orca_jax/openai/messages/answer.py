@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from orca_jax.openai.chat import call_id
 from orca_jax.openai.errors import ApiError
@@ -21,6 +21,12 @@ _EMPTY = msgspec.Raw(b"{}")
 _encode = msgspec.json.Encoder().encode
 
 
+class MessageOutput(msgspec.Struct, frozen=True):
+    """The kinds of generated tokens."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(msgspec.Struct, frozen=True):
     """Token counts. The prompt has `input_tokens` and `cache_read_input_tokens`."""
 
@@ -28,6 +34,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
+    output_tokens_details: MessageOutput | UnsetType = UNSET  # UNSET if reasoning is not read apart
 
 
 class AnswerText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -205,9 +212,10 @@ def event(kind: str, **fields: object) -> bytes:
 
 def message_usage(usage: Usage) -> MessageUsage:
     """The token counts in Anthropic's format."""
-    details = usage.prompt_tokens_details
-    cached = 0 if isinstance(details, msgspec.UnsetType) else details.cached_tokens
-    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+    of_prompt, of_answer = usage.prompt_tokens_details, usage.completion_tokens_details
+    cached = 0 if isinstance(of_prompt, UnsetType) else of_prompt.cached_tokens
+    thought = UNSET if isinstance(of_answer, UnsetType) else MessageOutput(of_answer.reasoning_tokens)
+    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached, output_tokens_details=thought)
 
 
 def input_of(arguments: str) -> msgspec.Raw:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import uuid
+from collections.abc import Sequence
 
 import msgspec
 
@@ -9,7 +10,7 @@ from orca_jax.openai import chat
 from orca_jax.openai.conversation import tool_rules, unread_fields
 from orca_jax.openai.errors import ApiError, PromptTooLong
 from orca_jax.openai.generation import Job
-from orca_jax.openai.messages.conversion import NAMES, converted
+from orca_jax.openai.messages.conversion import IGNORED, NAMES, converted
 from orca_jax.openai.messages.errors import MESSAGES
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.messages import MessagesRequest
@@ -36,7 +37,7 @@ async def prepare(service: Service, call: MessagesRequest, name: str, caller: st
         id=f"msg_{call.request_id or uuid.uuid4().hex}",
         endpoint=MESSAGES,
         renamed=renamed,
-        ignored=(*same.ignored, *job.ignored),
+        ignored=(*same.ignored, *_own_names(job.ignored)),
     )
 
 
@@ -56,4 +57,9 @@ async def count_tokens(service: Service, call: MessagesRequest) -> tuple[TokenCo
         raise
     except ApiError as error:
         raise error.renamed(NAMES) from None
-    return TokenCount(len(prompt.ids)), (*same.ignored, *unread_fields(service, same.call), *rules.ignored)
+    left_out = _own_names([*unread_fields(service, same.call), *rules.ignored])
+    return TokenCount(len(prompt.ids)), (*same.ignored, *left_out)
+
+
+def _own_names(ignored: Sequence[str]) -> list[str]:
+    return [IGNORED.get(name, name) for name in ignored]

@@ -48,6 +48,12 @@ NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 """Names of fields of a chat -> the names here."""
+IGNORED = {
+    "enable_thinking": "thinking",
+    "reasoning_effort": "output_config.effort",
+    "messages.reasoning": "messages.content.thinking",
+}
+"""Names of ignored fields of a chat -> the names here."""
 _CHOICES: Mapping[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any": "required", "none": "none"}
 _ALLOWED: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "user": (TextBlock, ToolResultBlock),
@@ -163,7 +169,7 @@ def _assistant(blocks: Sequence[ContentBlock]) -> AssistantMessage:
     ]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
     return AssistantMessage(
-        _texts(blocks), tool_calls=calls or None, reasoning_content="\n".join(thoughts) if thoughts else None
+        _texts(blocks), tool_calls=calls or None, reasoning="\n".join(thoughts) if thoughts else None
     )
 
 

@@ -1,14 +1,17 @@
 """Answers of `/v1/messages`, whole and streamed, held to the SDK's own types."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orca_jax.config import EngineConfig
 from orca_jax.link.wire import Submit
 from orca_jax.openai.generation import Piece
 from orca_jax.openai.messages.answer import SIGNATURE, MessagesRenderer
 from orca_jax.openai.schema.answers import PromptDetails, Usage
+from orca_jax.server_config import ServerConfig
 from orca_jax.text.tools import Reasoning, ToolCall
 from tests.openai.chats import CALL, HERMES, MISTRAL
 from tests.openai.messages.sdk_shapes import check_stream, content_of
@@ -138,6 +141,40 @@ def test_thinking_comes_back_signed() -> None:
     assert SIGNATURE and blocks[0] == whole["content"][0] == thinking
     assert blocks[1] == whole["content"][1] == {"type": "text", "text": "Yes"}
     assert blocks[2]["input"] == "{}" and whole["content"][2]["input"] == {}
+
+
+# Shows thinking that comes back, and writes an empty one if thinking is off.
+THINKING = """{% for m in messages %}{{ m.role }}: {% if m.reasoning %}<think>{{ m.reasoning }}</think>{% endif %}
+{{- m.content }}
+{% endfor %}assistant:{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"""
+
+
+def test_the_thinking_of_a_model_and_its_way_back(tmp_path: Path) -> None:
+    path = tmp_path / "thinking.jinja"
+    path.write_text(THINKING, encoding="utf-8")
+    config = ServerConfig(EngineConfig(model="m"), chat_template=str(path))
+    whole, events = both(saying("<think>\nLet me", " see.\n</think>\n\nYes", "."), config)
+    thinking = {"type": "thinking", "thinking": "Let me see.", "signature": SIGNATURE}
+    assert whole["content"] == content_of(events) == [thinking, {"type": "text", "text": "Yes."}]
+    assert whole["usage"]["output_tokens_details"]["thinking_tokens"] > 10
+    assert events[-2]["usage"] == whole["usage"]
+
+    async def act(found: Talk) -> None:
+        back = [user("?"), {"role": "assistant", "content": whole["content"]}, user("!")]
+        assert "<think>Let me see.</think>Yes." in await found.prompt(messages=back)
+        off = await found.post(thinking={"type": "disabled"}, messages=back)
+        assert bytes(found.link.submitted[-1].prompt_ids).endswith(b"</think>\n\n")
+        assert "x-orca-ignored-fields" not in off.headers
+
+    talk(act, config=config)
+
+    async def unread(found: Talk) -> set[str]:
+        back = [user("?"), {"role": "assistant", "content": whole["content"]}, user("!")]
+        settings: dict[str, Any] = {"thinking": {"type": "enabled"}, "output_config": {"effort": "low"}}
+        answer = await found.post(COUNT, messages=back, **settings)
+        return set(answer.headers["x-orca-ignored-fields"].split(", "))
+
+    assert talk(unread) == {"thinking", "output_config.effort", "messages.content.thinking"}
 
 
 def test_pings_in_silence_and_the_event_of_a_failure() -> None:

@@ -1,0 +1,65 @@
+"""The calls of Claude Code 2.1.197 in one tool turn: recorded keys, types and lengths, with filler for all prose."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orca_jax.config import EngineConfig
+from orca_jax.server_config import ServerConfig
+from tests.openai.messages.talks import MESSAGES, Talk, talk
+from tests.project.source import ROOT
+from tests.serve.played import READY
+
+FILE = ROOT / "tests" / "fixtures" / "agents" / "claude_code.json"
+BETAS = "claude-code-20250219,interleaved-thinking-2025-05-14,mid-conversation-system-2026-04-07"
+LARGE = msgspec.structs.replace(READY, max_model_len=200_000, n_slots=200_000)
+# Without a place for later system messages, and with one.
+TEMPLATES = {
+    "strict": "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}",
+    "free": "{% for m in messages %}",
+}
+REST = """
+{%- if loop.first and tools %}{{ tools | tojson }}{% endif %}<{{ m.role }}>{{ m.content }}
+{%- if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}<assistant>"""
+
+
+def filled(value: Any) -> Any:
+    """A value of the file, with a text of its length for each `~length`."""
+    if isinstance(value, dict):
+        return {key: filled(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [filled(one) for one in value]
+    if isinstance(value, str) and value[:1] == "~":
+        return ("filler " * (int(value[1:]) // 7 + 1))[: int(value[1:])]
+    return value
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_second_turn_finds_the_prompt_of_the_first(name: str, tmp_path: Path) -> None:
+    recorded = filled(json.loads(FILE.read_text(encoding="utf-8")))
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATES[name] + REST, encoding="utf-8")
+
+    async def act(found: Talk) -> None:
+        await found.stage.service.set_ready(LARGE)
+        prompts = []
+        for turn in ("first", "second"):
+            fields = {**recorded["fields"], "tools": recorded["tools"], "messages": recorded[turn], "stream": True}
+            fields["system"][0]["text"] += f" cch={turn};"
+            headers = {"anthropic-version": "2023-06-01", "anthropic-beta": BETAS, "x-api-key": "unused"}
+            answer = await found.post(f"{MESSAGES}?beta=true", headers=headers, **fields)
+            assert answer.status_code == 200, answer.text
+            ignored = set(answer.headers["x-orca-ignored-fields"].split(", "))
+            assert {"context_management", "metadata", "system.x-anthropic-billing-header"} <= ignored
+            prompts.append(bytes(found.link.submitted[-1].prompt_ids).decode())
+        first, second = prompts
+        assert "cch=" not in first + second and len(first) > 60_000
+        differences = (at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+        assert next(differences, len(first)) >= 0.9 * len(first)
+        assert second.rindex("<tool>") > second.rindex("<user>"), "the result of the tool comes last"
+
+    talk(act, config=ServerConfig(EngineConfig(model="m"), chat_template=str(path), tool_call_parser="hermes"))
