@@ -97,7 +97,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         parallel_calls=call.parallel_tool_calls is not False,
         has_short_call_ids=service.model.tool_call_parser == "mistral",
         renamed=_renamed(call),
-        ignored=(*unread_fields(service, call), *rules.ignored),
+        ignored=(*unread_fields(service, call), *rules.ignored, *form.ignored),
         cut_limit=cut_limit(call, requests),
     )
 

@@ -23,7 +23,6 @@ from orca_jax.openai.schema.chat import (
     content_text,
     plain_messages,
 )
-from orca_jax.openai.schema.structured import structured_output
 from orca_jax.openai.schema.tokens import TokenizeRequest
 from orca_jax.request import StructuredOutput
 from orca_jax.text.tools import ToolParser, check_tools, forced_parser, forced_tools_schema, tool_name, tool_parser
@@ -154,17 +153,6 @@ def tool_rules(call: ChatRequest, service: Service) -> ToolRules:
     except RequestError as error:
         raise ApiError(400, error.message, error.param) from None
     return ToolRules(tools, StructuredOutput("json_schema", schema), lambda: forced_parser(tools, plain))
-
-
-def structured_answer(call: ChatRequest, rules: ToolRules) -> StructuredOutput | None:
-    """The constraint on the generated text. Raises ApiError if a format and tool calls are both requested."""
-    asked = structured_output(call.response_format, call.structured_outputs)
-    if asked is None or rules.make_parser is None:
-        return asked or rules.structured
-    name = "structured_outputs" if call.structured_outputs is not None else "response_format"
-    raise ApiError(
-        400, f'{name} cannot be combined with tool calls: set tool_choice to "none", or leave out {name}', name
-    )
 
 
 def _check_shown(service: Service, messages: Sequence[ChatMessage]) -> None:

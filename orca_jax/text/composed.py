@@ -36,8 +36,8 @@ def composed_source(value: str, source: Callable[[StructuredOutput], str]) -> st
     for name, (kind, inner) in read.parts.items():
         part = StructuredOutput(kind, inner)  # type: ignore[arg-type]  # checked there
         text = source(part)
-        found = {"lark_grammar": text} if part.kind == "grammar" else json.loads(text)["grammars"][0]
-        grammars.append({**found, "name": name})
+        first, *others = [{"lark_grammar": text}] if part.kind == "grammar" else json.loads(text)["grammars"]
+        grammars += [{**first, "name": name}, *others]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 

@@ -62,24 +62,33 @@ def forced_tools_schema(tools: Tools, choice: str | Mapping[str, Any], parallel:
     Raises:
         RequestError: the choice is invalid, or names a tool outside of the request; `param` is "tool_choice".
     """
-    parameters = {tool_name(tool): _parameters(tool) for tool in tools}
+    parameters = {tool_name(tool): parameters_of(tool) for tool in tools}
     name = _chosen(choice, parameters)
     if name is not None:
         return _dump(parameters[name])
+    call = call_schema(parameters)
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": call["anyOf"]}}
+    if not parallel:
+        schema["maxItems"] = 1
+    return _dump({**schema, "$defs": call["$defs"]})
+
+
+def call_schema(parameters: Mapping[str, Mapping[str, Any]], key: str = "arguments") -> dict[str, Any]:
+    """Return the JSON schema of {"name": ..., "arguments": {...}}, with `anyOf` and `$defs` alone.
+
+    `parameters` has the schema of the arguments of each tool. `key` is the name of the arguments.
+    """
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
-            "required": ["name", "arguments"],
+            "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}},
+            "required": ["name", key],
             "additionalProperties": False,
         }
         for name in parameters
     ]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not parallel:
-        schema["maxItems"] = 1
-    schema["$defs"] = {name: _moved(value, f"#/$defs/{name}") for name, value in parameters.items()}
-    return _dump(schema)
+    moved = {name: _moved(value, f"#/$defs/{name}") for name, value in parameters.items()}
+    return {"anyOf": calls, "$defs": moved}
 
 
 def check_tools(tools: Tools) -> None:
@@ -128,7 +137,7 @@ def _children(value: object) -> Collection[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def parameters_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema of the arguments of a tool; without parameters it allows only an empty object."""
     found = tool["function"].get("parameters")
     if not found:

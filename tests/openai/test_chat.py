@@ -131,7 +131,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": only("no")}, "tool_choice"),
     ({"tool_choice": only("weather")}, "tool_choice"),
     ({"tools": [TOOLS[0], TOOLS[0]], "tool_choice": "required"}, "tools"),
-    ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"messages": []}, "messages"),

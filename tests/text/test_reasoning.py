@@ -13,7 +13,6 @@ from orca_jax.request import StructuredKind, StructuredOutput
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.calls.dialects import tool_parser
 from orca_jax.text.calls.parser import OutputPart, Reasoning
-from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.reasoning import (
     TAGS,
     Opening,
@@ -25,6 +24,7 @@ from orca_jax.text.reasoning import (
     thinking_first,
 )
 from orca_jax.text.tokenizer import ByteTokenizer
+from tests.text.accepting import WithTokens, accepts
 from tests.text.tool_calls import TOOLS, A
 
 THINK = TAGS["qwen3"]
@@ -113,16 +113,6 @@ def test_tags_come_from_the_template_or_the_flag() -> None:
     assert set(get_args(get_args(kind)[0])) == {*TAGS, "none"}
 
 
-def accepts(structured: StructuredOutput, text: str | list[int], tokenizer: ByteTokenizer) -> bool:
-    """True if a text may be generated, and may end there."""
-    constraint = GrammarFactory(tokenizer, tokenizer.vocab_size, [256]).compile(structured)
-    for token_id in list(text.encode()) if isinstance(text, str) else text:
-        if not constraint.allowed() >> token_id & 1:
-            return False
-        constraint.accept(token_id)
-    return bool(constraint.allowed() >> 256 & 1)
-
-
 OBJECT = StructuredOutput("json_schema", json.dumps({"properties": {"x": {"type": "integer"}}, "required": ["x"]}))
 PARTS: dict[StructuredKind, tuple[StructuredOutput, str]] = {
     "json_schema": (OBJECT, '{"x":1}'),
@@ -145,22 +135,13 @@ def test_a_constraint_begins_after_the_reasoning(kind: StructuredKind) -> None:
         assert accepts(form, text, tokenizer) == (opening != "open")
 
 
-class SpecialTags(ByteTokenizer):
-    """A tokenizer with the tags as special tokens, 257 and 258."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vocab_size = 259
-        self.special_ids = frozenset({256, 257, 258})
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return {257: b"[THINK]", 258: b"[/THINK]"}.get(token_id) or super().token_bytes(token_id)
+SPECIAL = WithTokens({257: "[THINK]", 258: "[/THINK]"})
 
 
 def test_tags_may_be_special_tokens() -> None:
     form = thinking_first(OBJECT, ThinkTags("[THINK]", "[/THINK]"), "free", {"[THINK]": 257, "[/THINK]": 258})
     thought, answer = list(b"hm [/THINK]"), list(b'{"x":1}')
-    assert accepts(form, [257, *thought, 258, *answer], SpecialTags())
-    assert accepts(form, [257, 258, *answer], SpecialTags()) and accepts(form, answer, SpecialTags())
-    assert not accepts(form, [257, *thought, *answer], SpecialTags())
-    assert not accepts(form, [258, *answer], SpecialTags())
+    assert accepts(form, [257, *thought, 258, *answer], SPECIAL)
+    assert accepts(form, [257, 258, *answer], SPECIAL) and accepts(form, answer, SPECIAL)
+    assert not accepts(form, [257, *thought, *answer], SPECIAL)
+    assert not accepts(form, [258, *answer], SPECIAL)

@@ -140,7 +140,7 @@ class TaggedCall(_Members):
 
 def json_of_text(text: str, schema: object) -> str:
     """Return the JSON of a value written as plain text. Its schema says if it may be a string; else it is JSON."""
-    kinds = _kinds(schema)
+    kinds = kinds_of(schema)
     value = decoded(_WORDS.get(text, text))
     kind = _kind_of(value)
     is_text = isinstance(value, str) and (value == text or "string" in kinds)
@@ -154,7 +154,7 @@ def _kind_of(value: object) -> str:
     return names.get(type(value), "null")
 
 
-def _kinds(schema: object) -> frozenset[str]:
+def kinds_of(schema: object) -> frozenset[str]:
     """Return the types that a schema allows, as far as it names them; "integer" for "number", too."""
     if not isinstance(schema, Mapping):
         return frozenset()
@@ -165,7 +165,7 @@ def _kinds(schema: object) -> frozenset[str]:
         found.add(_kind_of(value))
     for keyword in ("anyOf", "oneOf"):
         for part in schema.get(keyword) or ():
-            found |= _kinds(part)
+            found |= kinds_of(part)
     return frozenset(found | {"integer"} if "number" in found else found)
 
 

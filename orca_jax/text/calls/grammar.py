@@ -1,0 +1,208 @@
+"""Grammars for calls that a model may make by its own choice: beside a format, or with strict arguments.
+
+The arguments of a tool with `strict` match its schema. Those of another tool are any object.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from orca_jax.request import StructuredOutput
+from orca_jax.text.calls.dialects import DIALECTS, Tools
+from orca_jax.text.calls.members import kinds_of
+from orca_jax.text.composed import composed, literal
+from orca_jax.text.tools import call_schema, parameters_of, tool_name
+
+_ANY = "ANY: /(?s:.*)/"
+# Keywords of a schema that allows strings of any form.
+_STRING_ONLY = {"type", "anyOf", "oneOf", "description", "title", "default", "examples", "$defs"}
+_ROOT = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
+
+
+class CannotEnforceError(ValueError):
+    """The form of the calls has no grammar for the schema of a strict tool."""
+
+
+class _Form(NamedTuple):
+    """The calls of a dialect in Lark: `begin` MARKER `call`, and `between` before each further one, up to `end`."""
+
+    marker: str  # text; empty if calls are the whole text
+    call: str  # after the marker
+    between: str = ""
+    before: str = ""  # the marker
+    begin: str = ""
+    end: str = ""
+    others: str = ""  # a regular expression for text that is no call, without a marker
+    rules: Sequence[str] = ()
+    parts: Mapping[str, StructuredOutput] = {}
+
+
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    """True if the arguments of a tool must match its schema, also if the model calls it by its own choice."""
+    return tool["function"].get("strict") is True
+
+
+def calls_or_format(
+    name: str, tools: Tools, answer: StructuredOutput, specials: Mapping[str, int], parallel: bool
+) -> StructuredOutput:
+    """Return the constraint on an answer that is either calls or a text in a format.
+
+    Args:
+        name: of the dialect of the calls, one of `DIALECTS`.
+        tools: the tools of the request.
+        answer: the format.
+        specials: the id of each special token by its text.
+        parallel: True if there may be several calls.
+
+    Raises:
+        CannotEnforceError: the dialect has no grammar for a strict tool.
+    """
+    form = _form(name, tools, specials)
+    mark = literal(form.marker, specials) if form.marker else ""
+    call = f"{form.before} {mark} {form.call}"
+    further = f"({form.between} {call})*" if parallel else ""
+    rules = [f"start: calls | @format\ncalls: {form.begin} {call} {further} {form.end}", *form.rules, _ANY]
+    return composed("\n".join(rules), {"format": answer, **form.parts})
+
+
+def text_with_calls(name: str, tools: Tools, specials: Mapping[str, int], parallel: bool) -> StructuredOutput:
+    """Return the constraint on free text with calls; arguments for those of the function above. It has no format.
+
+    From the marker of a call on, the text is a call.
+    """
+    form = _form(name, tools, specials)
+    if form.marker in specials:
+        head = f"head: TEXT? {literal(form.marker, specials)}\nTEXT: /(?s:.+)/"
+    else:
+        head = f"head[lazy]: ANY {literal(form.marker, specials)}"
+    if form.marker:
+        times = "*" if parallel else "?"
+        start = f"start: (head {form.call}){times} tail?\ntail: ANY\n{head}"
+    else:
+        further = f"({form.between} {form.call})*" if parallel else ""
+        start = f"start: {form.begin} {form.call} {further} {form.end} | OTHER\nOTHER: /{form.others}/"
+    return composed("\n".join([start, *form.rules, _ANY]), form.parts)
+
+
+def _form(name: str, tools: Tools, specials: Mapping[str, int]) -> _Form:
+    assert name in DIALECTS, "the name is of a known dialect"
+    schemas = {tool_name(tool): parameters_of(tool) if is_strict(tool) else {"type": "object"} for tool in tools}
+    match name:
+        case "hermes":
+            end = literal("</tool_call>", specials)
+            parts = {"call": _schema(call_schema(schemas))}
+            return _Form("<tool_call>", f'"\\n"? @call "\\n"? {end}', '"\\n"?', parts=parts)
+        case "llama3_json":
+            parts = {"call": _schema(call_schema(schemas, "parameters"))}
+            tag = literal("<|python_tag|>", specials)
+            begin = f"{tag}?" if "<|python_tag|>" in specials else ""
+            return _Form("", "@call", '"; "', begin=begin, others=_not_begun("{"), parts=parts)
+        case "mistral":
+            return _mistral(schemas, specials)
+        case "qwen3_coder":
+            return _tagged(tools, specials)
+    return _pythonic(tools)
+
+
+def _mistral(schemas: Mapping[str, Mapping[str, Any]], specials: Mapping[str, int]) -> _Form:
+    call = call_schema(schemas)
+    listed = {"type": "array", "minItems": 1, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
+    arguments = literal("[ARGS]", specials)
+    named = [f"{json.dumps(name)} {arguments} @arguments{number}" for number, name in enumerate(schemas)]
+    parts = {f"arguments{number}": _schema(schema) for number, schema in enumerate(schemas.values())}
+    return _Form("[TOOL_CALLS]", f'(" "? @list | {" | ".join(named)})', parts={"list": _schema(listed), **parts})
+
+
+def _tagged(tools: Tools, specials: Mapping[str, int]) -> _Form:
+    rules = [
+        'any_member: "<parameter=" KEY ">" any_value "\\n"?',
+        'any_value[lazy]: ANY "</parameter>"',
+        "KEY: /[^<>\\n]{1,128}/",
+    ]
+    parts: dict[str, StructuredOutput] = {}
+    for number, tool in enumerate(tools):
+        name = json.dumps(tool_name(tool) + ">")
+        if not is_strict(tool):
+            rules.append(f'tool{number}: {name} "\\n"? any_member*')
+            continue
+        members = []
+        for at, (key, schema, is_required) in enumerate(_members(parameters_of(tool))):
+            rule = f"member{number}_{at}"
+            members.append(rule if is_required else f"{rule}?")
+            value = _tagged_value(rule, schema, rules, parts)
+            rules.append(f"{rule}: {json.dumps(f'<parameter={key}>' + chr(10))} {value}")
+        rules.append(f'tool{number}: {name} "\\n" {" ".join(members)}')
+    outer, end = literal("<tool_call>", specials), literal("</tool_call>", specials)
+    call = " | ".join([f"tool{number}" for number in range(len(tools))])
+    return _Form(
+        "<function=",
+        f'({call}) "</function>" ("\\n"? {end})?',
+        '"\\n"?',
+        before=f'({outer} "\\n"?)?',
+        rules=rules,
+        parts=parts,
+    )
+
+
+def _tagged_value(rule: str, schema: Mapping[str, Any], rules: list[str], parts: dict[str, StructuredOutput]) -> str:
+    """Return the value of a member in Lark, with its end."""
+    end = '"\\n</parameter>\\n"'
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return f"({' | '.join(map(json.dumps, values))}) {end}"
+    if "string" in kinds_of(schema) or not kinds_of(schema):
+        plain = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        if any([not set(part) <= _STRING_ONLY for part in plain if "string" in kinds_of(part)]):
+            raise CannotEnforceError("a string in tags has no form")
+        rules.append(f"{rule}_text[lazy]: ANY {end}")
+        return f"{rule}_text"
+    parts[rule] = _schema(schema)
+    return f"@{rule} {end}"
+
+
+def _pythonic(tools: Tools) -> _Form:
+    rules, parts, names = [], {}, []
+    for number, tool in enumerate(tools):
+        name = f"tool{number}"
+        names.append(name)
+        members = _members(parameters_of(tool)) if is_strict(tool) else None
+        if members is None:
+            rules.append(f'{name}: {json.dumps(tool_name(tool) + "(")} any_members? ")"')
+            continue
+        rules.append(f'{name}: {json.dumps(tool_name(tool) + "(")} {name}_first0 ")"')
+        for at, (key, schema, is_required) in enumerate(members):
+            parts[f"{name}_{at}"] = _schema(schema)
+            one = f"{json.dumps(key + '=')} @{name}_{at} {name}_rest{at + 1}"
+            skipped = "" if is_required else f" | {name}_first{at + 1}"
+            rules.append(f"{name}_first{at}: {one}{skipped}")
+            skipped = "" if is_required else f" | {name}_rest{at + 1}"
+            rules.append(f'{name}_rest{at}: ", " {one}{skipped}')
+        rules += [f'{name}_{place}{len(members)}: ""' for place in ("first", "rest")]
+    parts["any"] = _schema({})
+    rules += ['any_members: KEY "=" @any (", " KEY "=" @any)*', "KEY: /[A-Za-z_][A-Za-z0-9_]{0,127}/"]
+    call = f"({' | '.join(names)})"
+    return _Form("", call, '", "', begin='"["', end='"]"', others=_not_begun("\\["), rules=rules, parts=parts)
+
+
+def _members(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
+    """Return name, schema and need of each member of plain arguments. Raises CannotEnforceError."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not set(schema) <= _ROOT or not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise CannotEnforceError("its schema is more than properties")
+    definitions = schema.get("$defs", {})
+    members = []
+    for key, value in properties.items():
+        if not isinstance(value, Mapping) or any(character in key for character in "<>=()\n "):
+            raise CannotEnforceError(f"the property {key!r} has no form")
+        found = definitions.get(str(value.get("$ref")).removeprefix("#/$defs/"), value)
+        members.append((key, {**found, "$defs": definitions} if definitions else found, key in required))
+    return members
+
+
+def _not_begun(bracket: str) -> str:
+    """Return a regular expression for text that does not begin with a bracket, apart from blanks."""
+    return rf"[ \t\r\n]*([^{bracket} \t\r\n](?s:.*))?"
+
+
+def _schema(schema: Mapping[str, Any]) -> StructuredOutput:
+    return StructuredOutput("json_schema", json.dumps(schema, ensure_ascii=False))

@@ -1,0 +1,161 @@
+"""Grammars of calls that a model makes by its own choice: beside a format, and with strict arguments."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from orca_jax.request import StructuredOutput
+from orca_jax.text.calls.dialects import DIALECTS, tool_parser
+from orca_jax.text.calls.grammar import CannotEnforceError, calls_or_format, text_with_calls
+from orca_jax.text.calls.parser import ToolCall
+from orca_jax.text.reasoning import TAGS, thinking_first
+from orca_jax.text.tokenizer import ByteTokenizer
+from tests.text.accepting import WithTokens, accepts
+from tests.text.tool_calls import parse
+
+STRICT = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}, "days": {"type": "integer"}, "note": {"type": "string"}},
+    "required": ["city"],
+    "$defs": {"City": {"enum": ["Oslo", "Rome"]}},
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "strict": True, "parameters": STRICT}},
+    {"type": "function", "function": {"name": "clock", "parameters": {"properties": {"zone": {"type": "integer"}}}}},
+]
+FORMAT = StructuredOutput("json_schema", '{"properties": {"x": {"type": "integer"}}, "required": ["x"]}')
+# For each form: a call of `weather` with arguments as JSON text, then one of `clock`; and the text of a wrong call.
+JSON = {"a": '{"city":"Oslo","days":2}', "b": '{"zone":"any"}'}
+CALLS: dict[str, tuple[str, str, list[str]]] = {
+    "hermes": (
+        '<tool_call>\n{"name":"weather","arguments":{"city":"Oslo","days":2}}\n</tool_call>',
+        '<tool_call>{"name":"clock","arguments":{"zone":"any"}}</tool_call>',
+        ['<tool_call>{"name":"weather","arguments":{"city":"Bonn', '<tool_call>{"name":"unknown'],
+    ),
+    "llama3_json": (
+        '{"name":"weather","parameters":{"city":"Oslo","days":2}}',
+        '; {"name":"clock","parameters":{"zone":"any"}}',
+        ['{"name":"weather","parameters":{"city":"Bonn', '{"name":"unknown', '{"y'],
+    ),
+    "mistral": (
+        '[TOOL_CALLS]weather[ARGS]{"city":"Oslo","days":2}',
+        '[TOOL_CALLS]clock[ARGS]{"zone":"any"}',
+        ['[TOOL_CALLS]weather[ARGS]{"city":"Bonn', '[TOOL_CALLS] [{"name":"weather","arguments":{"city":"Bonn'],
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "\n<tool_call>\n<function=clock>\n<parameter=zone>\nany\n</parameter>\n</function>\n</tool_call>",
+        ["<tool_call>\n<function=weather>\n<parameter=city>\nBonn", "<function=weather>\n</function>"],
+    ),
+    "pythonic": (
+        '[weather(city="Oslo", days=2)',
+        ', clock(zone="any")]',
+        ['[weather(city="Bonn', "[weather()]", "[unknown("],
+    ),
+}
+
+
+def read(name: str, text: str) -> list[tuple[str | None, Any]]:
+    return [(one.name, one.arguments) for one in parse(tool_parser(name, TOOLS), text) if isinstance(one, ToolCall)]
+
+
+def test_every_form_has_a_grammar() -> None:
+    assert set(CALLS) == set(DIALECTS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_answer_is_calls_or_the_format(name: str) -> None:
+    first, second, wrong = CALLS[name]
+    alone = first + "]" if name == "pythonic" else first
+    form = calls_or_format(name, TOOLS, FORMAT, {}, parallel=True)
+    tokenizer = ByteTokenizer()
+    for text in ('{"x":1}', alone, first + second):
+        assert accepts(form, text, tokenizer), text
+    for text in ("Well.", '{"x":"a', "", *wrong):
+        assert not accepts(form, text, tokenizer), text
+    one = calls_or_format(name, TOOLS, FORMAT, {}, parallel=False)
+    assert accepts(one, alone, tokenizer) and not accepts(one, first + second, tokenizer)
+    assert [call[0] for call in read(name, first + second)] == ["weather", "clock"], "the parser reads what it allows"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_after_the_marker_of_a_call_strict_arguments_are_enforced(name: str) -> None:
+    first, second, wrong = CALLS[name]
+    alone = first + "]" if name == "pythonic" else first
+    before = "" if name in ("llama3_json", "pythonic") else "Well, 1 < 2 [ { "
+    form = text_with_calls(name, TOOLS, {}, parallel=True)
+    tokenizer = ByteTokenizer()
+    for text in ("Well, 1 < 2 and so on.", "", before + alone, before + first + second):
+        assert accepts(form, text, tokenizer), text
+    for text in wrong:
+        assert not accepts(form, before + text, tokenizer), text
+
+
+def test_optional_members() -> None:
+    tokenizer = ByteTokenizer()
+    python = text_with_calls("pythonic", TOOLS, {}, parallel=True)
+    for inner, fits in (
+        ('city="Rome"', True),
+        ('city="Rome", note="a\\"b"', True),
+        ('city="Rome", days=1, note=""', True),
+        ("days=1", False),
+        ('city="Rome", days="1"', False),
+    ):
+        assert accepts(python, f"[weather({inner})]", tokenizer) == fits, inner
+    tagged = text_with_calls("qwen3_coder", TOOLS, {}, parallel=True)
+    for keys, fits in ((("city",), True), (("city", "note"), True), (("note",), False), (("city", "other"), False)):
+        members = "".join(f"<parameter={key}>\nRome\n</parameter>\n" for key in keys)
+        assert accepts(tagged, f"<function=weather>\n{members}</function>", tokenizer) == fits, keys
+
+
+SPECIALS: list[tuple[str, Mapping[int, str]]] = [
+    ("hermes", {257: "<tool_call>", 258: "</tool_call>"}),
+    ("mistral", {257: "[TOOL_CALLS]", 258: "[ARGS]"}),
+]
+
+
+@pytest.mark.parametrize(("name", "tokens"), SPECIALS)
+def test_markers_may_be_special_tokens(name: str, tokens: Mapping[int, str]) -> None:
+    ids = {text: token_id for token_id, text in tokens.items()}
+    tokenizer = WithTokens(tokens)
+
+    def encoded(text: str) -> list[int]:
+        for one, token_id in ids.items():
+            text = text.replace(one, chr(0xE000 + token_id))
+        return [i for c in text for i in ([ord(c) - 0xE000] if ord(c) > 0xE000 else c.encode())]
+
+    first, second, (wrong, *_) = CALLS[name]
+    for form in (
+        text_with_calls(name, TOOLS, ids, parallel=True),
+        calls_or_format(name, TOOLS, FORMAT, ids, parallel=True),
+    ):
+        assert accepts(form, encoded(first + second), tokenizer) and not accepts(form, encoded(wrong), tokenizer)
+    form = text_with_calls(name, TOOLS, ids, parallel=True)
+    assert accepts(form, encoded("Well. " + first + " Well."), tokenizer)
+
+
+def test_reasoning_comes_before_either() -> None:
+    form = thinking_first(calls_or_format("hermes", TOOLS, FORMAT, {}, parallel=True), TAGS["qwen3"], "free", {})
+    tokenizer = ByteTokenizer()
+    for text in ('{"x":1}', CALLS["hermes"][0]):
+        assert accepts(form, "<think>hm <tool_call></think>" + text, tokenizer) and accepts(form, text, tokenizer)
+    assert not accepts(form, "<think>hm</think>Well.", tokenizer)
+
+
+def strict(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}]
+
+
+def test_schemas_without_a_grammar_in_tags_or_python() -> None:
+    for name, schema in (
+        ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "a+"}}}),
+        ("qwen3_coder", {"properties": {"a": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}}}),
+        ("qwen3_coder", {"properties": {"a b": {"type": "integer"}}}),
+        ("qwen3_coder", {"anyOf": [{"properties": {"a": {}}}]}),
+        ("pythonic", {"$ref": "#/$defs/A"}),
+    ):
+        with pytest.raises(CannotEnforceError):
+            text_with_calls(name, strict(schema), {}, parallel=True)
+    text_with_calls("qwen3_coder", strict({"properties": {"a": {"type": ["string", "null"]}}}), {}, parallel=True)
