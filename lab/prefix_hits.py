@@ -1,12 +1,13 @@
 """Computes the prompt tokens that a prefix cache could save, from the prompts of a workload alone.
 
-This code is independent of the engine's accounting (`sched/request.py`, `sched/pages.py`), which it is compared with:
+This code is independent of the engine's accounting (`sched/reuse.py`, `sched/prefix.py`), which it is compared with:
 pages are identified by nested numbers instead of digests, and their ages are kept in a heap.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import count, takewhile
+from itertools import count
 from typing import NamedTuple
 
 from orca_jax.bench.workload.generate import WorkloadRequest
@@ -14,48 +15,85 @@ from orca_jax.observer import Observer
 from orca_jax.sched.pool import RequestPool
 from orca_jax.step import ExecutorStats, StepPlan
 
+WORTH_A_COPY = 16  # tokens that a copy must save, unless it saves all of a prompt but one
 
-def page_names(workload: Sequence[WorkloadRequest], page_size: int) -> list[list[int]]:
-    """Number the full pages of each prompt; two pages have the same number if all tokens up to their ends are equal."""
-    names: dict[tuple[int, tuple[int, ...]], int] = {}
-    result = []
-    for request in workload:
-        chain: list[int] = []
-        for end in range(page_size, len(request.prompt_ids) + 1, page_size):
-            page = (chain[-1] if chain else -1, request.prompt_ids[end - page_size : end])
-            chain.append(names.setdefault(page, len(names)))
-        result.append(chain)
-    return result
+
+class _Cached:
+    """The pages of an LRU cache."""
+
+    def __init__(self) -> None:
+        self.names: dict[tuple[int, tuple[int, ...]], int] = {}  # by the page before it (-1: none) and its ids
+        self.following: defaultdict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        self.ages: dict[int, tuple[int, int]] = {}  # page -> (last request that used it, minus its position there)
+        self._oldest: list[tuple[tuple[int, int], int]] = []  # heap of (age, page); it also holds outdated entries
+
+    def name(self, parent: int, ids: tuple[int, ...]) -> int:
+        """The number of a page; equal pages after the same one have the same number."""
+        if (parent, ids) not in self.names:
+            self.following[parent].append((len(self.names), ids))
+        return self.names.setdefault((parent, ids), len(self.names))
+
+    def use(self, page: int, turn: int, place: int) -> None:
+        """Add a page, or make it young again."""
+        self.ages[page] = turn, -place
+        heappush(self._oldest, (self.ages[page], page))
+
+    def shrink(self, most: int) -> None:
+        """Evict the oldest pages until there are at most `most`."""
+        while len(self.ages) > most:
+            age, page = heappop(self._oldest)
+            if self.ages.get(page) == age:
+                del self.ages[page]
+
+    def longest(self, parent: int, ids: tuple[int, ...]) -> tuple[int, int]:
+        """The most ids in common with a page after this one, and the page."""
+        found = [(num_common(ids, other), page) for page, other in self.following[parent] if page in self.ages]
+        return max(found, default=(0, -1))
+
+
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of equal ids at the beginning of both."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def hits_in_order(workload: Sequence[WorkloadRequest], page_size: int, num_pages: int) -> list[int]:
+    """The prompt tokens that each request finds in an LRU cache of pages when they run one after another.
+
+    A request computes at least the last token of its prompt. While it runs, it holds pages for all tokens except the
+    last generated one. After its end they can be found, also the last one, which may be in part. Pages at its end count
+    as older than those before. After its full pages a request may copy the beginning of another one.
+    """
+    unique = count(-1, -1)  # generated ids, which no later request has
+    cached, hits = _Cached(), []
+    for turn, request in enumerate(workload):
+        ids = (*request.prompt_ids, *(next(unique) for _ in range(request.num_output - 1)))
+        most, parent, num_found = len(request.prompt_ids) - 1, -1, 0
+        while (num_found + 1) * page_size <= most:
+            page = cached.names.get((parent, ids[num_found * page_size : (num_found + 1) * page_size]), -1)
+            if page not in cached.ages:
+                break
+            del cached.ages[page]  # held
+            parent, num_found = page, num_found + 1
+        start = num_found * page_size
+        copied, source = cached.longest(parent, ids[start : min(most, start + page_size)])
+        if copied < WORTH_A_COPY and start + copied < most:
+            copied = 0
+        if copied:
+            cached.use(source, turn, len(ids))
+        hits.append(start + copied)
+        cached.shrink(num_pages - -(-len(ids) // page_size))
+        before = -1
+        for place in range(0, len(ids), page_size):
+            before = cached.name(before, ids[place : place + page_size])
+            cached.use(before, turn, place)
+    return hits
 
 
 def possible_hits(workload: Sequence[WorkloadRequest], page_size: int, num_pages: int) -> int:
-    """Count the prompt tokens that requests find in an LRU cache of pages when they run one after another.
-
-    A request computes at least the last token of its prompt. While it runs, it holds pages for all tokens except the
-    last generated one. After its end its full pages can be found; pages at its end count as older than those before.
-    """
-    unique = count(-1, -1)  # pages of generated tokens, which no later request finds
-    ages: dict[int, tuple[int, int]] = {}  # page -> (last request that used it, minus its position there)
-    oldest: list[tuple[tuple[int, int], int]] = []  # heap of (age, page); it also holds outdated entries
-    hits = 0
-    for turn, (request, chain) in enumerate(zip(workload, page_names(workload, page_size), strict=True)):
-        num_found = 0
-        while num_found < (len(request.prompt_ids) - 1) // page_size and chain[num_found] in ages:
-            num_found += 1
-        hits += num_found * page_size
-        for page in chain[:num_found]:
-            del ages[page]
-        num_tokens = len(request.prompt_ids) + request.num_output - 1
-        num_held = -(-num_tokens // page_size)
-        while len(ages) + num_held > num_pages:
-            age, page = heappop(oldest)
-            if ages.get(page) == age:
-                del ages[page]
-        num_generated = num_tokens // page_size - len(chain)
-        for place, page in enumerate([*chain, *(next(unique) for _ in range(num_generated))]):
-            ages[page] = (turn, -place)
-            heappush(oldest, (ages[page], page))
-    return hits
+    """The sum of `hits_in_order`."""
+    return sum(hits_in_order(workload, page_size, num_pages))
 
 
 class Admissions(Observer):
@@ -80,21 +118,19 @@ class Missed(NamedTuple):
 
 
 def count_missed(workload: Sequence[WorkloadRequest], page_size: int, admissions: Admissions) -> Missed:
-    """Count the missed tokens by reason. Together with the hits, these are all tokens shared with earlier requests."""
-    chains = page_names(workload, page_size)
+    """Count the missed tokens by reason. Together with the hits, these are all tokens that a large cache would have."""
+    possible = hits_in_order(workload, page_size, sum(len(each.prompt_ids) + each.num_output for each in workload))
     done: set[int] = set()  # requests
-    seen: set[int] = set()  # pages
     in_flight = evicted = 0
     for index, found, running in admissions.begun:
         if index in done:  # it began before, and was preempted
             continue
-        held = {page for name in running if _index(name) in done for page in chains[_index(name)]}
-        most = (len(workload[index].prompt_ids) - 1) // page_size
-        missed = list(takewhile(seen.__contains__, chains[index][found // page_size : most]))
-        in_flight += page_size * sum([page in held for page in missed])
-        evicted += page_size * sum([page not in held for page in missed])
+        prompts = [workload[_index(name)].prompt_ids for name in running if _index(name) in done]
+        most = max([num_common(workload[index].prompt_ids, prompt) for prompt in prompts], default=0)
+        held = max(0, min(possible[index], most) - found)
+        in_flight += held
+        evicted += possible[index] - found - held
         done.add(index)
-        seen.update(chains[index])
     return Missed(in_flight, evicted)
 
 

@@ -22,7 +22,7 @@ from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, name_tails, print_table
 from orca_jax.sched.pool import RequestPool
 
-TIMED = ("cached_pages", "_remember")  # methods of the pool: all that prefix caching adds to a step
+TIMED = ("awaits_prompt", "find", "begin", "end", "remember")  # of `PrefixReuse`: all that it adds to a step
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def _compare(built: Built, workload: list[WorkloadRequest], without: PassResult)
     on, off = summarize(done), summarize(without)
     return {
         "hit_rate": done.figures["cache_hits"] / num_prompt,
-        "possible_hit_rate_in_order": possible_hits(workload, kv.page_size, kv.num_pages) / num_prompt,
+        "possible_hit_rate_in_order": possible_hits(workload, kv.page_size, kv.num_blocks[0]) / num_prompt,
         "hit_tokens": done.figures["cache_hits"],
         "missed_in_flight_tokens": missed.in_flight,
         "missed_evicted_tokens": missed.evicted,
@@ -86,25 +86,27 @@ def _compare(built: Built, workload: list[WorkloadRequest], without: PassResult)
         "reuse_share_of_wall": spent() / done.wall,
         "reuse_us_per_iteration": 1e6 * spent() / done.figures["iterations"],
         "iterations": done.figures["iterations"],
-        "num_pages": kv.num_pages,
+        "num_pages": kv.num_blocks[0],
         "preemptions": done.figures["preemptions"],
     }
 
 
 def time_reuse(pool: RequestPool) -> Callable[[], float]:
     """Measure the methods of `TIMED` from now on. Return a function that returns the seconds so far."""
-    total = 0.0
+    total, depth = 0.0, 0
 
     def timed(function: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object) -> object:
-            nonlocal total
-            start = time.perf_counter()
+            nonlocal total, depth
+            start, depth = time.perf_counter(), depth + 1
             result = function(*args)
-            total += time.perf_counter() - start
+            depth -= 1
+            if not depth:  # one of them may call another one
+                total += time.perf_counter() - start
             return result
 
         return call
 
     for name in TIMED:
-        setattr(pool, name, timed(getattr(pool, name)))
+        setattr(pool.reuse, name, timed(getattr(pool.reuse, name)))
     return lambda: total

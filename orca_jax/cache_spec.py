@@ -66,6 +66,10 @@ class LayerGroup(NamedTuple):
         return blocks if self.window is None else min(blocks, -(-(self.window + longest - 2) // page_size) + 1)
 
 
+ONE_GROUP = (LayerGroup((0,), 1, PageShape(1, 1)),)
+"""One layer that keeps all tokens, as a model of tests and simulations has."""
+
+
 def one_group(layers: Sequence[LayerCache]) -> tuple[LayerGroup, ...]:
     """All layers, of one shape, in one group that keeps all tokens: attention masks those outside of windows."""
     (shape,) = {layer.shape for layer in layers}

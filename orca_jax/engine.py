@@ -11,6 +11,7 @@ from typing import Any
 
 from orca_jax.observer import Observer
 from orca_jax.request import DEFAULT_URGENCY, Adapter, Constraint, RequestUpdate, SamplingParams, Urgency
+from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.plan import make_plan
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
@@ -194,7 +195,7 @@ class Engine:
         """
         assert not self.pool.has_work and not self._in_flight, "weights are replaced when all requests have ended"
         put()
-        self.pool.kv.forget_all()
+        self.pool.kv.prefixes.forget_all()
         self.weight_version = self.weight_version + 1 if version is None else version
         logger.info("the weights have version %d", self.weight_version)
         return self.weight_version
@@ -320,9 +321,9 @@ class Engine:
             preemptions=self.pool.num_preemptions,
             cache_queries=self.pool.num_cache_queries,
             cache_hits=self.pool.num_cache_hits,
-            num_pages=kv.num_pages,
-            free_pages=kv.num_free_pages,
-            reserved_slots=kv.reserved_slots,
+            num_pages=sum(kv.num_blocks),
+            free_pages=sum(by_pool(kv.num_free_blocks)),
+            reserved_slots=sum(by_pool(kv.reserved_slots)),
             running_loras=tuple(adapters.running) if adapters.num_slots else (),
             waiting_loras=tuple(adapters.waiting) if adapters.num_slots else (),
             spec_decode_drafts=drafts.num_drafts,

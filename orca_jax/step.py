@@ -79,6 +79,17 @@ class Member(NamedTuple):
         return len(self.ids) + self.last_on_device
 
 
+class BlockCopy(NamedTuple):
+    """A block to copy before an iteration: the first own block of a row, which begins as one in the prefix cache does.
+
+    The copy has all pages of the block. The row continues within its tokens.
+    """
+
+    group: int  # of layers
+    source: int  # a block of the group's pool
+    target: int  # another one; no source of the same plan
+
+
 class SlotWrite(NamedTuple):
     """An adapter to write into a slot before an iteration. No row of an earlier holder of the slot is left."""
 
@@ -93,6 +104,7 @@ class StepPlan:
     iteration: int
     members: tuple[Member, ...]
     writes: tuple[SlotWrite, ...] = ()  # adapters of newcomers
+    copies: tuple[BlockCopy, ...] = ()  # after all earlier iterations, and before this one writes
 
     @property
     def num_tokens(self) -> int:

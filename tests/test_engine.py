@@ -257,7 +257,7 @@ def test_stats() -> None:
     stats = lab.engine.stats
     assert (stats.iterations, stats.in_flight, stats.waiting, stats.running) == (1, 1, 1, 4)
     assert (stats.scheduled_requests, stats.scheduled_tokens, stats.mean_batch_size) == (4, 12, 2.0)
-    assert (stats.reserved_slots, stats.free_pages) == (20, lab.kv.num_pages - 4)
+    assert (stats.reserved_slots, stats.free_pages) == (20, lab.kv.num_blocks[0] - 4)
     assert stats.schedule_seconds > 0
     assert stats.update_seconds > 0
     lab.run()

@@ -164,8 +164,8 @@ def test_defaults_are_never_refused() -> None:
 def test_defaults_of_the_scheduler() -> None:
     chunked, plain = built_with(), built_with(overlap=False, enable_prefix_caching=False)
     assert (chunked.engine.scheduler.n_workers, plain.engine.scheduler.n_workers) == (2, 1)
-    assert (chunked.engine.pool.reuses_prefixes, plain.engine.pool.reuses_prefixes) == (True, False)
-    assert not built_with(**ORCA).engine.pool.reuses_prefixes
+    assert (chunked.engine.pool.reuse is not None, plain.engine.pool.reuse is not None) == (True, False)
+    assert built_with(**ORCA).engine.pool.reuse is None
 
 
 def test_the_default_budget_never_caps_the_batch() -> None:

@@ -95,7 +95,7 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
     n_slots = system.max_bs * LONGEST if policy.preallocates else place.num_slots
     rows = n_slots // FEWEST_SLOTS if policy.has_all_rows else system.max_bs * scheduler.n_workers
     kv = KVManager(
-        -(-(n_slots + rows * (PAGE_SIZE - 1)) // PAGE_SIZE),
+        (-(-(n_slots + rows * (PAGE_SIZE - 1)) // PAGE_SIZE),),
         PAGE_SIZE,
         rows,
         n_slots if scheduler.traits.has_reservations else None,

@@ -51,7 +51,7 @@ class CellScheduler:
         able, n_rsrv, num_rows = [], kv.reserved_slots, kv.num_free_rows
         for request in pool:
             if request.state is State.INITIATION:
-                n_rsrv += request.max_total
+                n_rsrv += kv.demand(len(request.prompt_ids), request.max_total)
                 num_rows -= 1
                 if n_rsrv > kv.capacity or num_rows < 0:
                     break

@@ -6,6 +6,7 @@ from orca_jax.assembly.settings import (
     SCHEDULERS,
     check_budget,
     check_settings,
+    is_toy,
     most_loras,
     num_loras,
     num_workers,
@@ -17,6 +18,7 @@ from orca_jax.bundled import ranker_directory
 from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.sched.adapters import AdapterSlots
+from orca_jax.sched.blocks import count_of, most_slots
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import Predictor, Scored
@@ -41,7 +43,7 @@ def build_scheduling(
     check_settings(config)
     check_budget(config, budget)
     predictor = predictor or _predictor(config, model)
-    return build_scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, predictor)
+    return build_scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, budget, predictor)
 
 
 def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
@@ -62,19 +64,28 @@ def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
 
 
 def _pool(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, predictor: Predictor
+    config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, budget: int, predictor: Predictor
 ) -> RequestPool:
     """The pool of requests with its `KVManager`."""
     rows = num_rows(config)
     n_slots = config.n_slots
     if traits_of(config).has_reservations and n_slots is None:
-        n_slots = max(1, cache.num_slots - rows * (cache.page_size - 1))
+        n_slots = max(1, most_slots(cache.groups, cache.num_blocks, cache.page_size, rows))
     return RequestPool(
-        KVManager(cache.num_blocks[0], cache.page_size, rows, n_slots),
+        KVManager(
+            cache.num_blocks,
+            cache.page_size,
+            rows,
+            n_slots,
+            groups=cache.groups,
+            longest=budget if traits_of(config).has_token_budget else None,
+            num_drafts=config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
+        ),
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
         reuses_prefixes=reuses_prefixes(config),
+        copies=is_toy(config.model),
         predictor=predictor,
         adapters=AdapterSlots(num_loras(config), most_loras(config)),
     )
@@ -93,7 +104,7 @@ def build_scheduler(config: EngineConfig, cache: CacheConfig, budget: int) -> Kn
         token_budget=budget,
         ordering=ORDERINGS[config.scheduling_policy],
         num_ahead=config.check_in_interval if overlaps(config) else 0,
-        watermark=int(WATERMARK * cache.num_blocks[0]),
+        watermark=count_of([int(WATERMARK * number) for number in cache.num_blocks]),
         # More batches than stages count as stages: the token of a request is always known when it is selected again.
         num_stages=num_workers(config) if config.pipeline_parallel_size > 1 else 1,
     )

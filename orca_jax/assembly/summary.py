@@ -31,16 +31,15 @@ def summary_of(
         placed: the model on its devices; None without a device.
     """
     longest = header.max_model_len
-    fitting = kv.num_pages // -(-longest // kv.page_size)
     summary = EngineSummary(
         max_model_len=longest,
-        kv_tokens=kv.capacity,
-        kv_requests=fitting if kv.n_slots is None else min(fitting, kv.n_slots // longest),
+        kv_tokens=kv.longest_request,
+        kv_requests=kv.num_fitting(1, longest),
         token_budget=header.budget,
         scheduler=header.config.scheduler,
         start=start,
         page_size=kv.page_size,
-        num_pages=kv.num_pages,
+        num_pages=kv.num_blocks[0],
     )
     if resolved is None or placed is None:
         return summary

@@ -8,7 +8,7 @@ def toy_executor(job: ToyJob, override: Override | None = None) -> ToyExecutor:
     """The executor of a toy."""
     return ToyExecutor(
         job.vocab_size,
-        job.num_pages,
+        (job.num_pages,),
         job.page_size,
         job.num_rows,
         latency=job.latency,

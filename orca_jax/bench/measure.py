@@ -13,7 +13,6 @@ from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.speculation import speculating
 from orca_jax.bench.feed import feed, sleep_until
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine, totals
 from orca_jax.errors import ConfigError
@@ -141,8 +140,7 @@ def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int, 
     """Return the cache, the tokens of the largest launch, their default under `config`, and seconds of launches."""
     if built.executor_config is None:
         kv = built.engine.pool.kv
-        groups = one_group(built.model_config.layer_caches)
-        return CacheConfig(groups, (kv.num_pages,), kv.page_size, "float32"), TOY_BUDGET, TOY_BUDGET, {}
+        return CacheConfig(kv.groups, kv.num_blocks, kv.page_size, "float32"), TOY_BUDGET, TOY_BUDGET, {}
     import jax
 
     from orca_jax.exec.executor import JaxExecutor

@@ -196,14 +196,15 @@ def _drive(
 
 
 def _prompts(timeline: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]:
-    """Make prompts with equal ids in the pages recorded as equal."""
+    """Make prompts with equal ids in the pages recorded as equal; other pages have no common beginning."""
     size = timeline.head.cache.page_size
     numbers: dict[int, int] = {}
     prompts = []
     for arrival in arrivals:
         prompt: list[int] = []
         for page in timeline.ends[arrival.n].pages:
-            prompt += [numbers.setdefault(page, _FIRST_ID + len(numbers))] * size
+            number = numbers.setdefault(page, _FIRST_ID + len(numbers))
+            prompt += [number] * min(size, arrival.prompt - len(prompt))
         prompts.append(prompt)
     first = _FIRST_ID + len(numbers)
     return [

@@ -50,6 +50,7 @@ class BlockStored(CacheEvent, frozen=True):
     lora_name: str | None = None  # of the adapter of the request that wrote the pages
     extra_keys: list[list[str] | None] | None = None  # of each page: for the first one of a prompt
     # a digest of its salt, and that of its adapter
+    group_idx: int = 0  # of the layers whose keys and values are in the block
 
 
 class BlockRemoved(CacheEvent, frozen=True):
@@ -57,6 +58,7 @@ class BlockRemoved(CacheEvent, frozen=True):
 
     block_hashes: list[int]
     medium: str = MEDIUM
+    group_idx: int = 0
 
 
 class AllBlocksCleared(CacheEvent, frozen=True):
@@ -99,7 +101,7 @@ class KvEventPublisher:
         self._sender.start()
 
     def stored(
-        self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str, adapter: Adapter | None
+        self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str, adapter: Adapter | None, group: int
     ) -> None:
         extra: list[list[str] | None] | None = None
         if (salt or adapter) and parent is None:
@@ -107,11 +109,13 @@ class KvEventPublisher:
             extra = [keys if adapter is None else [*keys, adapter.key]]
         before = None if parent is None else _hash_of(parent)
         name = None if adapter is None else adapter.name
-        event = BlockStored([_hash_of(digest)], before, list(ids), len(ids), lora_name=name, extra_keys=extra)
+        event = BlockStored(
+            [_hash_of(digest)], before, list(ids), len(ids), lora_name=name, extra_keys=extra, group_idx=group
+        )
         self._queue.put(event)
 
-    def removed(self, digest: bytes) -> None:
-        self._queue.put(BlockRemoved([_hash_of(digest)]))
+    def removed(self, digest: bytes, group: int) -> None:
+        self._queue.put(BlockRemoved([_hash_of(digest)], group_idx=group))
 
     def close(self) -> None:
         """Send the events so far, and close the sockets."""
@@ -185,16 +189,20 @@ def joined(events: Iterable[CacheEvent]) -> list[CacheEvent]:
     result: list[CacheEvent] = []
     for event in events:
         match result[-1] if result else None, event:
-            case BlockStored() as last, BlockStored() as new if new.parent_block_hash == last.block_hashes[-1]:
+            case BlockStored() as last, BlockStored() as new if _follows(new, last):
                 last.block_hashes.extend(new.block_hashes)
                 last.token_ids.extend(new.token_ids)
                 if last.extra_keys is not None:
                     last.extra_keys.append(None)
-            case BlockRemoved() as last, BlockRemoved() as new:
+            case BlockRemoved() as last, BlockRemoved() as new if new.group_idx == last.group_idx:
                 last.block_hashes.extend(new.block_hashes)
             case _:
                 result.append(event)
     return result
+
+
+def _follows(new: BlockStored, last: BlockStored) -> bool:
+    return new.parent_block_hash == last.block_hashes[-1] and new.group_idx == last.group_idx
 
 
 def _hash_of(digest: bytes) -> int:

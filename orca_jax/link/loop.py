@@ -145,7 +145,7 @@ def ready_message(built: Built) -> Ready:
         tokenizer=built.tokenizer.source,
         vocab_size=built.model_config.vocab_size,
         max_model_len=built.max_model_len,
-        n_slots=kv.capacity,
+        n_slots=kv.longest_request,
         num_rows=kv.num_rows,
         self_tests={test.implementation: test.result for test in built.self_tests},
         summary=built.summary,

@@ -104,7 +104,7 @@ def _run(start: Start, inbox: Inbox, send: Send, status: EngineStatus, cluster: 
             cluster=cluster,
         )
         if publisher is not None:
-            built.engine.pool.kv.watch(publisher)
+            built.engine.pool.kv.prefixes.watcher = publisher
         _serve(built, start, inbox, send, status)
 
 
@@ -137,13 +137,14 @@ def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineS
 def warn_of_reservations(built: Built) -> None:
     """Warn if the scheduler reserves so much for requests without a limit that they cannot fill the rows."""
     kv, most = built.engine.pool.kv, built.max_model_len
-    if not kv.has_reservations or kv.capacity // most >= kv.num_rows:
+    fitting = kv.num_fitting(1, most)
+    if not kv.has_reservations or fitting >= kv.num_rows:
         return
     logger.warning(
         "--scheduler %s reserves slots for the prompt and max_tokens of a request when it is admitted; a chat without "
         "max_completion_tokens reserves the whole context, %d of %d slots, so at most %d of them run at once in %d "
         "rows: send max_completion_tokens, or use --scheduler chunked, which reserves nothing",
-        built.timeline_header.config.scheduler, most, kv.capacity, kv.capacity // most, kv.num_rows,
+        built.timeline_header.config.scheduler, most, kv.n_slots, fitting, kv.num_rows,
     )  # fmt: skip
 
 

@@ -40,16 +40,17 @@ def check_length(num_prompt: int, max_tokens: int, *, max_model_len: int, kv: KV
             f"is {max_model_len}; lower max_tokens to at most {max_model_len - num_prompt}",
             param="max_tokens",
         )
-    if total > kv.capacity:  # it would block the queue for ever
+    if kv.demand(num_prompt, total) > kv.capacity:  # it would block the queue for ever
+        longest = kv.longest_request
         holds = (
             f"reserves at most n_slots={kv.n_slots}"
             if kv.has_reservations
-            else f"holds {kv.capacity} tokens in {kv.num_pages} pages"
+            else f"holds {longest} tokens in {kv.capacity} pages"
         )
         raise RequestError(
             f"{num_prompt} prompt tokens and max_tokens={max_tokens} make {total} tokens, and the KV cache {holds}; "
             "request fewer tokens, or start the engine with a larger KV cache",
-            param="max_tokens" if max_tokens and num_prompt < kv.capacity else "prompt",
+            param="max_tokens" if max_tokens and num_prompt < longest else "prompt",
         )
 
 

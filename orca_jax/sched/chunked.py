@@ -1,8 +1,8 @@
-"""A token budget for each iteration: increments first, prompts in chunks, pages on demand.
+"""A token budget for each iteration: increments first, prompts in chunks, blocks on demand.
 
 Iteration-level scheduling as developed after the paper. Algorithm 1 admits a prompt of any length into an iteration,
 and all other members wait for it. Here an iteration processes at most `token_budget` tokens. This bounds the wait of a
-running request for its next token. Nothing is reserved: when pages run out, the least urgent requests are preempted,
+running request for its next token. Nothing is reserved: when blocks run out, the least urgent requests are preempted,
 and compute their tokens again later.
 """
 
@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from orca_jax.sched.blocks import BlockCount, not_below_zero
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
 
@@ -20,8 +22,8 @@ from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection,
 class ChunkedScheduler:
     """Chooses by an ordering, from the most urgent request to the least.
 
-    At least one request always makes progress. The most urgent request is never preempted: it may take the pages of
-    all others, and it fits alone, or the pool would have refused it. While a running request lacks pages, no request
+    At least one request always makes progress. The most urgent request is never preempted: it may take the blocks of
+    all others, and it fits alone, or the pool would have refused it. While a running request lacks blocks, no request
     is admitted; otherwise it could compete with newcomers for ever.
 
     In a pipeline of `num_stages` devices the token drawn by plan j leaves the last stage when the first stage is free
@@ -35,7 +37,7 @@ class ChunkedScheduler:
         ordering: the order of urgency.
         depth: iterations in flight. One more than stages overlaps the host's work on one with the devices' work on the
             others.
-        watermark: pages to keep free when a request is admitted beside others, for their next tokens.
+        watermark: blocks to keep free when a request is admitted beside others, for their next tokens.
         num_stages: devices in the pipeline.
     """
 
@@ -48,7 +50,7 @@ class ChunkedScheduler:
         ordering: Ordering,
         *,
         depth: int = 1,
-        watermark: int = 0,
+        watermark: BlockCount = 0,
         num_stages: int = 1,
     ) -> None:
         self.max_bs = max_bs
@@ -70,9 +72,9 @@ class ChunkedScheduler:
         )
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
-        """Running requests first, increments before chunks of prompts; then newcomers, unless a request lacks pages."""
+        """Running requests first, increments before chunks of prompts; then newcomers, unless one lacks blocks."""
         draft = _SelectionBuilder(
-            kv, self.ordering, self.token_budget, kv.num_free_pages, self.max_bs, self._share(pool)
+            kv, self.ordering, self.token_budget, kv.num_free_blocks, kv.no_blocks, self.max_bs, self._share(pool)
         )
         running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
         chunks = []
@@ -107,47 +109,58 @@ class ChunkedScheduler:
         return -(-num_live // self.num_stages)
 
     def _admit(self, pool: RequestPool, draft: "_SelectionBuilder", num_rows: int) -> int:
-        """Choose waiting requests as far as rows, budget and pages reach; returns their number."""
+        """Choose waiting requests as far as rows, budget and blocks reach; returns their number."""
         if num_rows <= 0 or not draft.budget or len(pool) == len(pool.running):
             return 0
-        lacking = sum([draft.kv.lacking(request.row, request.num_tokens) for request in pool.running.values()])
-        spare = draft.free - max(0, lacking - draft.taken)
-        admitted, has_slot = 0, pool.newcomers()
+        kv, reuse = draft.kv, pool.reuse
+        to_come = [
+            kv.to_come(request.row, request.num_computed, request.num_tokens) for request in pool.running.values()
+        ]
+        spare = draft.free - draft.left - not_below_zero(sum(to_come, kv.no_blocks) - draft.taken)
+        admitted, has_slot, prompts = 0, pool.newcomers(), set[bytes]()
         for request in self.ordering.waiting(pool):
             if admitted == num_rows or not draft.budget:
                 break
-            found = pool.cached_pages(request)
-            left = request.num_tokens - len(found) * draft.kv.page_size
+            if reuse is not None and reuse.awaits_prompt(request, prompts):
+                draft.is_awaiting_prompt = True
+                continue  # for a few iterations
+            hit = NO_HIT if reuse is None else reuse.find(request)
+            left = request.num_tokens - hit.num_tokens
             if not draft.may_take(left):
                 break
-            num_pages = draft.kv.num_kept(found) + draft.kv.lacking(None, request.num_tokens) - len(found)
             is_alone = not pool.running and not draft.choices
-            if num_pages + (0 if is_alone else self.watermark) > spare:
+            hit, blocks = draft.fitting(request, hit, spare if is_alone else spare - self.watermark)
+            if blocks is None:
                 break  # and not `continue`, or a long request could wait for ever
             if not has_slot(request):
                 draft.is_out_of_slots = True
                 break  # for the same reason
-            draft.choose(request, left, min(left, draft.budget), num_pages)
-            spare -= num_pages
+            left = request.num_tokens - hit.num_tokens
+            draft.choose(request, left, min(left, draft.budget), blocks, hit)
+            if reuse is not None and left > 1:
+                prompts.add(reuse.digest_of_prompt(request))
+            spare -= blocks
             admitted += 1
         return admitted
 
 
 @dataclass(slots=True)
 class _SelectionBuilder:
-    """A selection under construction, with the tokens and pages left for it."""
+    """A selection under construction, with the tokens and blocks left for it."""
 
     kv: KVManager
     ordering: Ordering  # counts every choice
     budget: int  # tokens left
-    free: int  # pages left
+    free: BlockCount  # blocks left, those that the choices give back included
+    left: BlockCount  # of these, blocks that they give back
     max_bs: int
     most_draws: int  # requests with a token drawn
-    taken: int = 0  # pages that the choices will take
+    taken: BlockCount = 0  # blocks that the choices will take
     num_draws: int = 0
     choices: list[Choice] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    is_short: bool = False  # a request could not get the pages for its tokens
+    is_short: bool = False  # a request could not get the blocks for its tokens
+    is_awaiting_prompt: bool = False  # a waiting request has the prompt of one that is being computed
     is_out_of_slots: bool = False  # the first waiting request could not get a slot for its adapter
 
     def may_take(self, num_left: int) -> bool:
@@ -156,25 +169,36 @@ class _SelectionBuilder:
             return False
         return self.num_draws < self.most_draws or num_left > self.budget
 
-    def choose(self, request: Request, num_left: int, num_tokens: int, pages: int) -> None:
-        self.choices.append(Choice(request, num_tokens))
+    def choose(self, request: Request, num_left: int, num_tokens: int, blocks: BlockCount, hit: Hit = NO_HIT) -> None:
+        self.choices.append(Choice(request, num_tokens) if hit is NO_HIT else Choice(request, num_tokens, (), hit))
         self.num_draws += num_tokens == num_left
         self.ordering.charge(request, num_tokens)
         self.budget -= num_tokens
-        self.free -= pages
-        self.taken += pages
+        self.free -= blocks
+        self.taken += blocks
+
+    def fitting(self, request: Request, hit: Hit, spare: BlockCount) -> tuple[Hit, BlockCount | None]:
+        """The hit and the blocks for a waiting request; without the copy if its source has no room. None: no room."""
+        blocks = self.kv.needed(hit, request.num_tokens)
+        if hit.sources and blocks > spare:
+            hit = hit.without_copy(self.kv.page_size)
+            blocks = self.kv.needed(hit, request.num_tokens)
+        return hit, None if blocks > spare else blocks
 
     def resume(self, request: Request, num_left: int, running: Sequence[Request]) -> None:
-        """Choose a running request for as many tokens as budget and pages allow; preempt less urgent ones for pages."""
+        """Choose a running request for as many tokens as budget and blocks allow; preempt less urgent ones."""
         if not self.may_take(num_left) or request in self.preempted:
             return
+        kv, row, start = self.kv, request.row, request.num_computed
+        assert row is not None, f"{request.request_id} does not run"
         size = num_left if num_left <= self.budget else self.budget
-        while (pages := self.kv.lacking(request.row, request.num_computed + size)) > self.free:
+        left = kv.behind(row, start) if kv.has_windows else None
+        while (blocks := kv.lacking(row, start + size)) > (free := self.free if left is None else self.free + left):
             self.is_short = True
-            room = (self._num_held(request) + self.free) * self.kv.page_size - request.num_computed
+            room = kv.room(row, free) - start
             if room > 0:  # part of a chunk fits
                 size = min(size, room)
-                pages = self.kv.lacking(request.row, request.num_computed + size)
+                blocks = kv.lacking(row, start + size)
                 break
             victim = self._least_urgent(running, request)
             if victim is None:
@@ -182,21 +206,26 @@ class _SelectionBuilder:
             self._preempt(victim)
             if victim is request:
                 return
-        self.choose(request, num_left, size, pages)
+        self.choose(request, num_left, size, blocks)
+        if left is not None:
+            self.free += left
+            self.left += left
 
     def held(self, num_free_rows: int) -> Held:
-        """The reason for not admitting the first waiting request: no row, no slot, a spent budget, or too few pages."""
+        """The reason for not admitting the first waiting request."""
         if num_free_rows + len(self.preempted) <= 0:
             return "rows"
         if self.is_out_of_slots:
             return "adapters"
+        if self.is_awaiting_prompt:
+            return "prompt"
         return "pages" if self.budget else "budget"
 
     def _least_urgent(self, running: Sequence[Request], request: Request) -> Request | None:
         """The request to preempt for `request`: the least urgent one not chosen yet, possibly `request` itself.
 
-        The first running request is never preempted: it keeps its pages and waits, since the requests chosen before
-        it soon need pages themselves.
+        The first running request is never preempted: it keeps its blocks and waits, since the requests chosen before
+        it soon need blocks themselves.
         """
         chosen = {choice.request.request_id for choice in self.choices}
         for other in reversed(running):
@@ -209,7 +238,3 @@ class _SelectionBuilder:
     def _preempt(self, victim: Request) -> None:
         self.preempted.append(victim)
         self.free += self.kv.releasable(victim.row)
-
-    def _num_held(self, request: Request) -> int:
-        assert request.row is not None, f"{request.request_id} does not run"
-        return len(self.kv.pages_of(request.row))

@@ -1,39 +1,60 @@
-"""Ownership of rows, reserved slots and pages."""
+"""Ownership of rows, reserved slots and blocks."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 
+from orca_jax.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup
 from orca_jax.errors import ConfigError
-from orca_jax.sched.pages import CacheWatcher, PagePool
+from orca_jax.sched.blocks import BlockCount, BlockName, BlockPool, by_pool, check_covered, count_of
+from orca_jax.sched.prefix import NO_HIT, Hit, Page, PrefixCache
 
-_NO_PAGES: tuple[int, ...] = ()
+_NO_BLOCKS: tuple[Sequence[int], ...] = ()
 
 
 class KVManager:
-    """The only owner of rows, slots and pages. A request holds slots and pages through its row.
+    """The only owner of rows, slots and blocks. A request holds slots and blocks through its row.
 
-    Verbs come in pairs: `acquire_row`/`release_row`, `reserve`/`release` for slots, `allocate`/`free` for pages.
+    Verbs come in pairs: `acquire_row`/`release_row`, `reserve`/`release` for slots, `allocate`/`free` for blocks.
 
-    With `n_slots`, a row reserves slots, one per token: the paper's `n_rsrv`. It reserves once, for the prompt and the
-    longest output of its request, so that no running request can starve another (section 4.2). Pages are allocated as
-    tokens are written. A row wastes less than one page. So the pages cover every reservation if
-    `num_pages * page_size >= n_slots + num_rows * (page_size - 1)`, and `allocate` within a reservation cannot fail.
+    A row has a list of blocks in each group of layers, and entry i of each list has the tokens of page i. Blocks are
+    allocated as tokens are written. In a group with a window, `leave` gives back those that no later token reads; their
+    entries stay and hold `NO_BLOCK`. Blocks of groups with the same pool are interchangeable. `BlockCount` counts them.
 
-    Without `n_slots` nothing is reserved: pages are allocated on demand. The scheduler counts free pages before it
-    chooses requests, and preempts the least urgent ones if too few pages are free.
+    With `n_slots`, a row reserves slots: the paper's `n_rsrv`. A slot is the place of one token in one group, so there
+    are `n_slots` for each group. A row reserves once, the most that its request can hold in each group, so that no
+    running request can starve another (section 4.2). A row wastes less than one page of each group. So the blocks of a
+    pool with g groups cover every reservation if
+    `num_blocks * page_size >= g * (n_slots + num_rows * (page_size - 1))`, and `allocate` within one cannot fail.
+
+    Without `n_slots` nothing is reserved: blocks are allocated on demand. The scheduler counts free blocks before it
+    chooses requests, and preempts the least urgent ones if too few are free.
 
     Args:
-        num_pages: pages of the KV cache, numbered `0..num_pages-1`.
-        page_size: slots in a page; a slot has the keys and values of one token in all layers.
+        num_blocks: blocks of each pool, numbered from 0.
+        page_size: tokens of a page.
         num_rows: the largest number of running requests, over all iterations in flight.
-        n_slots: the largest number of reserved slots; None for pages on demand.
+        n_slots: the largest number of reserved slots of a group; None for blocks on demand.
+        groups: of layers.
+        longest: without `n_slots`, most tokens of a request in one plan; None: no bound.
+        num_drafts: with `n_slots`, most proposed tokens of a request in one plan.
 
     Raises:
-        ConfigError: a size is below one, or the pages cannot cover `n_slots`.
+        ConfigError: a size is below one, or the blocks cannot cover `n_slots`.
     """
 
-    def __init__(self, num_pages: int, page_size: int, num_rows: int, n_slots: int | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: Sequence[int],
+        page_size: int,
+        num_rows: int,
+        n_slots: int | None = None,
+        *,
+        groups: Sequence[LayerGroup] = ONE_GROUP,
+        longest: int | None = None,
+        num_drafts: int = 0,
+    ) -> None:
         sizes = {
-            "num_pages": num_pages,
+            "num_pages": min(num_blocks),
             "page_size": page_size,
             "num_rows": num_rows,
             "n_slots": 1 if n_slots is None else n_slots,
@@ -41,33 +62,51 @@ class KVManager:
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
+        num_groups = [sum(group.pool == pool for group in groups) for pool in range(len(num_blocks))]
         if n_slots is not None:
-            _check_covered(num_pages, page_size, num_rows, n_slots)
-        self.num_pages = num_pages
+            check_covered(groups, num_blocks, page_size, num_rows, n_slots)
+        self.num_blocks = tuple(num_blocks)
         self.page_size = page_size
         self.num_rows = num_rows
         self.n_slots = n_slots
-        self.reserved_slots = 0  # [n_rsrv]
+        self.groups = tuple(groups)
+        self._longest = longest
+        self._num_drafts = num_drafts
+        self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
+        self.has_windows = bool(self._windows)
+        self._of_page = count_of(num_groups)  # blocks of one page of a row, in all groups
+        self.no_blocks = count_of([0] * len(num_blocks))
+        self.reserved_slots = self.no_blocks  # [n_rsrv]
         self._free_rows = list(reversed(range(num_rows)))
-        self._pages = PagePool(num_pages)
+        self._pools = [BlockPool(number, self._taken) for number in num_blocks]
+        self._pool_of = [self._pools[group.pool] for group in groups]
+        self.prefixes = PrefixCache(self._pool_of, groups, page_size)
         self._held = [False] * num_rows
-        self._slots_of_row = [0] * num_rows
-        self._pages_of_row: list[list[int]] = [[] for _ in range(num_rows)]
+        self._slots_of_row: list[tuple[int, ...]] = [()] * num_rows  # by group
+        self._num_pages = [0] * num_rows  # entries of a row's list in each group
+        self._blocks_of_row: list[tuple[list[int], ...]] = [self._no_lists() for _ in range(num_rows)]
+        self._first = [[0] * len(groups) for _ in range(num_rows)]  # entries before these were left
+        # What the demand of all running requests may reach: slots with reservations, else blocks.
+        self.capacity = count_of(num_blocks) if n_slots is None else n_slots * self._of_page
 
     @property
-    def num_free_pages(self) -> int:
-        """Pages without a holder, those in the prefix cache included."""
-        return self._pages.num_free
+    def num_free_blocks(self) -> BlockCount:
+        """Blocks without a holder, those in the prefix cache included."""
+        pools = self._pools
+        return pools[0].num_free if len(pools) == 1 else count_of([pool.num_free for pool in pools])
 
     @property
     def has_reservations(self) -> bool:
-        """True if a request reserves all its slots at admission; False for pages on demand."""
+        """True if a request reserves all its slots at admission; False for blocks on demand."""
         return self.n_slots is not None
 
     @property
-    def capacity(self) -> int:
-        """The largest number of tokens of one request."""
-        return self.num_pages * self.page_size if self.n_slots is None else self.n_slots
+    def longest_request(self) -> int:
+        """The largest number of tokens of one request, if all or nearly all of them are its prompt."""
+        if self.n_slots is not None:
+            return self.n_slots
+        tokens = range(1, max(self.num_blocks) * self.page_size + 1)
+        return bisect_right(tokens, False, key=lambda total: self._blocks(total) > self.capacity)
 
     @property
     def num_held_rows(self) -> int:
@@ -79,6 +118,27 @@ class KVManager:
         """The number of rows free for new requests."""
         return len(self._free_rows)
 
+    def demand(self, num_prompt: int, max_total: int) -> BlockCount:
+        """The most that a request holds at once: slots with reservations, else blocks. It is compared with `capacity`.
+
+        Args:
+            num_prompt: tokens of its prompt, in one plan with reservations.
+            max_total: tokens of prompt and output.
+        """
+        if self.n_slots is None:
+            return self._blocks(max_total)
+        return self._sum(self._slots(num_prompt, max_total)) if self._windows else max_total * self._of_page
+
+    def num_fitting(self, num_prompt: int, max_total: int) -> int:
+        """The number of requests of this size that fit together."""
+        demands = [
+            (self._blocks(max_total), count_of(self.num_blocks)),
+            (self.demand(num_prompt, max_total), self.capacity),
+        ]
+        return min(
+            [most // each for one, all in demands for each, most in zip(by_pool(one), by_pool(all), strict=True)]
+        )
+
     def acquire_row(self) -> int:
         """Take a free row."""
         assert self._free_rows, f"all {self.num_rows} rows are held: the scheduler admitted too many requests"
@@ -87,104 +147,160 @@ class KVManager:
         return row
 
     def release_row(self, row: int) -> None:
-        """Release a row, after its slots and pages."""
+        """Release a row, after its slots and blocks."""
         assert self._held[row], f"row {row} is not held"
         assert not self._slots_of_row[row], f"row {row} still reserves {self._slots_of_row[row]} slots"
-        assert not self._pages_of_row[row], f"row {row} still holds pages"
+        assert not self._num_pages[row], f"row {row} still holds blocks"
         self._held[row] = False
         self._free_rows.append(row)
 
-    def reserve(self, row: int, slots: int) -> None:
-        """Reserve slots for a row (lines 24-26 of Algorithm 1)."""
+    def reserve(self, row: int, num_prompt: int, max_total: int) -> None:
+        """Reserve the demand of a request for a row (lines 24-26 of Algorithm 1)."""
         assert self._held[row], f"row {row} is not held"
         assert not self._slots_of_row[row], f"row {row} has reserved already"
         assert self.n_slots is not None, "this cache allocates on demand"
-        assert self.reserved_slots + slots <= self.n_slots, f"{slots} more slots than n_slots={self.n_slots} allows"
-        self._slots_of_row[row] = slots
-        self.reserved_slots += slots
+        reserved = self.reserved_slots + self.demand(num_prompt, max_total)
+        assert not reserved > self.capacity, f"{max_total} more slots than n_slots={self.n_slots} allows"
+        self._slots_of_row[row] = self._slots(num_prompt, max_total)
+        self.reserved_slots = reserved
 
     def release(self, row: int) -> None:
         """Release the reservation of a row (line 14 of Algorithm 1)."""
         assert self._slots_of_row[row], f"row {row} reserved nothing"
-        self.reserved_slots -= self._slots_of_row[row]
-        self._slots_of_row[row] = 0
+        self.reserved_slots -= self._sum(self._slots_of_row[row])
+        self._slots_of_row[row] = ()
 
-    def slots_of(self, row: int) -> int:
-        """The number of slots reserved by a row."""
-        return self._slots_of_row[row]
+    def slots_of(self, row: int) -> BlockCount:
+        """The slots reserved by a row."""
+        return self._sum(self._slots_of_row[row]) if self._slots_of_row[row] else self.no_blocks
 
-    def pages_of(self, row: int) -> Sequence[int]:
-        """Pages of a row in the order of its tokens; the next `allocate` may extend this view."""
-        return self._pages_of_row[row]
+    def blocks_of(self, row: int) -> Sequence[Sequence[int]]:
+        """Blocks of a row by group, in the order of its tokens; the next `allocate` may extend this view."""
+        return self._blocks_of_row[row]
 
-    def lacking(self, row: int | None, num_tokens: int) -> int:
-        """The number of pages to allocate until a row (None: a new one) can hold `num_tokens` tokens in all."""
-        held = 0 if row is None else len(self._pages_of_row[row])
-        needed = -(-num_tokens // self.page_size)
-        return needed - held if needed > held else 0
+    def num_pages_of(self, row: int) -> int:
+        """Pages of a row, those that were left included: entries of its list of blocks in each group."""
+        return self._num_pages[row]
 
-    def allocate(self, row: int, num_tokens: int) -> Sequence[int]:
-        """Allocate pages until a row can hold `num_tokens` tokens in all; returns the new pages, usually none."""
-        pages = self._pages_of_row[row]
-        lacking = -(-num_tokens // self.page_size) - len(pages)
+    def lacking(self, row: int, num_tokens: int) -> BlockCount:
+        """Blocks to allocate until a row can hold `num_tokens` tokens in all."""
+        pages = -(-num_tokens // self.page_size) - self._num_pages[row]
+        return pages * self._of_page if pages > 0 else self.no_blocks
+
+    def behind(self, row: int, start: int) -> BlockCount:
+        """Blocks that are free after `leave` with these arguments."""
+        counts = [0] * len(self._pools)
+        for group, layers in self._windows:
+            old, first = self._first[row][group], self._first_page(layers, row, start)
+            if first > old:
+                counts[layers.pool] += self._pool_of[group].num_held_once(self._blocks_of_row[row][group][old:first])
+        return count_of(counts)
+
+    def room(self, row: int, free: BlockCount) -> int:
+        """Tokens in all that a row can hold with `free` blocks more."""
+        pages = min([number // each for number, each in zip(by_pool(free), by_pool(self._of_page), strict=True)])
+        return (self._num_pages[row] + pages) * self.page_size
+
+    def to_come(self, row: int | None, start: int, num_tokens: int) -> BlockCount:
+        """Blocks that a row allocates at most, beside those it holds, until it has computed up to `num_tokens`."""
+        assert row is not None, "a waiting request holds no blocks"
+        if not self._windows:
+            pages = -(-num_tokens // self.page_size) - self._num_pages[row]
+            return pages * self._of_page if pages > 0 else self.no_blocks
+        num_pages, first = self._num_pages[row], self._first[row]
+        return self._beside([num_pages - each for each in first], start, num_tokens)
+
+    def needed(self, hit: Hit, num_tokens: int) -> BlockCount:
+        """Free blocks that a new row with this hit takes until it has computed up to `num_tokens`.
+
+        These are blocks to allocate, kept blocks to share, and kept sources of copies.
+        """
+        if hit is NO_HIT and not self._windows:
+            return -(-num_tokens // self.page_size) * self._of_page
+        kept = [0] * len(self._pools)
+        for group, layers in enumerate(self.groups):
+            if hit is not NO_HIT:
+                blocks = [block for block in hit.blocks[group] if block != NO_BLOCK]
+                kept[layers.pool] += self._pool_of[group].num_kept([*blocks, *hit.sources[group : group + 1]])
+        held = [len(blocks) - blocks.count(NO_BLOCK) for blocks in hit.blocks] or [0] * len(self.groups)
+        return count_of(kept) + self._beside(held, hit.num_tokens, num_tokens)
+
+    def allocate(self, row: int, num_tokens: int) -> Sequence[Sequence[int]]:
+        """Allocate blocks until a row can hold `num_tokens` tokens; returns the new ones by group, usually ()."""
+        num_old = self._num_pages[row]
+        lacking = -(-num_tokens // self.page_size) - num_old
         if lacking <= 0:
-            return _NO_PAGES
-        assert not self.has_reservations or num_tokens <= self._slots_of_row[row], (
-            f"row {row} needs slots for {num_tokens} tokens but reserved {self._slots_of_row[row]}"
-        )
-        new = self._pages.take(lacking)
-        pages += new
+            return _NO_BLOCKS
+        if self.n_slots is not None:
+            self._check_reserved(row, num_old + lacking, num_tokens)
+        new = tuple([pool.take(lacking) for pool in self._pool_of])
+        for blocks, more in zip(self._blocks_of_row[row], new, strict=True):
+            blocks += more
+        self._num_pages[row] = num_old + lacking
         return new
 
+    def num_left(self, start: int) -> int:
+        """Leading pages of which at least one group needs nothing from position `start` on."""
+        return max([group.first_needed(start) for _, group in self._windows]) // self.page_size
+
+    def leave(self, row: int, start: int) -> None:
+        """Give back the blocks that no token from position `start` on reads."""
+        for group, layers in self._windows:
+            old, first = self._first[row][group], self._first_page(layers, row, start)
+            if first > old:
+                blocks = self._blocks_of_row[row][group]
+                self._pool_of[group].give_back(blocks[old:first], is_behind=True)
+                blocks[old:first] = [NO_BLOCK] * (first - old)
+                self._first[row][group] = first
+
     def free(self, row: int) -> None:
-        """Free all pages of a row; those in the prefix cache can still be found."""
-        self._pages.give_back(self._pages_of_row[row])
-        self._pages_of_row[row] = []
+        """Free all blocks of a row; those in the prefix cache can still be found."""
+        for pool, blocks, first in zip(self._pool_of, self._blocks_of_row[row], self._first[row], strict=True):
+            pool.give_back(blocks[first:] if first else blocks)
+        self._blocks_of_row[row] = self._no_lists()
+        self._num_pages[row] = 0
+        if self._windows:
+            self._first[row] = [0] * len(self.groups)
 
-    def releasable(self, row: int | None) -> int:
-        """The number of pages held by this row alone; `free` makes them available."""
-        return 0 if row is None else self._pages.num_held_once(self._pages_of_row[row])
+    def releasable(self, row: int | None) -> BlockCount:
+        """Blocks held by this row alone; `free` makes them available."""
+        counts = [0] * len(self._pools)
+        if row is not None:
+            for group, layers in enumerate(self.groups):
+                blocks = self._blocks_of_row[row][group][self._first[row][group] :]
+                counts[layers.pool] += self._pool_of[group].num_held_once(blocks)
+        return count_of(counts)
 
-    def find(self, digests: Iterable[bytes]) -> Sequence[int]:
-        """Pages with the content of these digests (`Request.digests`). Pass them to `share` before any other change."""
-        return self._pages.find(digests)
+    def share(self, row: int, hit: Hit) -> None:
+        """Begin a row with a hit, found before any other change. `free` releases its blocks, `drop` its sources."""
+        assert self._held[row] and not self._num_pages[row], f"row {row} is not new"
+        for group, pool in enumerate(self._pool_of):
+            blocks = list(hit.blocks[group])
+            first = blocks.count(NO_BLOCK)
+            pool.share([*blocks[first:], *hit.sources[group : group + 1]])
+            self._blocks_of_row[row][group].extend(blocks)
+            self._first[row][group] = first
+        self._num_pages[row] = len(hit.blocks[0])
 
-    def num_kept(self, pages: Sequence[int]) -> int:
-        """The number of these pages without a holder; `share` takes them from the free ones."""
-        return self._pages.num_kept(pages)
+    def drop(self, sources: Sequence[int]) -> None:
+        """Release the sources of a hit, when the plan with their copies is made."""
+        for pool, source in zip(self._pool_of, sources, strict=bool(sources)):
+            pool.give_back((source,))
 
-    def share(self, row: int, pages: Sequence[int]) -> None:
-        """Begin a row with pages returned by `find`; `free` releases them."""
-        assert self._held[row] and not self._pages_of_row[row], f"row {row} is not new"
-        self._pages.share(pages)
-        self._pages_of_row[row] = list(pages)
+    def remember(self, row: int, index: int, page: Page) -> Sequence[int]:
+        """Add page `index` of a row to the prefix cache; returns the groups in which its content is new."""
+        return self.prefixes.remember([blocks[index] for blocks in self._blocks_of_row[row]], page)
 
-    def remember(self, row: int, index: int, digest: bytes, root: bytes) -> bool:
-        """Add the full page `index` of a row to the prefix cache; True if no other page has its content.
-
-        `root` is the digest of the row's first page.
-        """
-        return self._pages.remember(self._pages_of_row[row][index], digest, root)
-
-    def forget(self, root: bytes) -> None:
-        """Remove all pages with this root from the prefix cache; rows keep theirs."""
-        self._pages.forget(root)
-
-    def forget_all(self) -> None:
-        """Empty the prefix cache; rows keep their pages."""
-        self._pages.forget_all()
-
-    @property
-    def watcher(self) -> CacheWatcher | None:
-        """The receiver of changes of the prefix cache, if any."""
-        return self._pages.watcher
-
-    def watch(self, watcher: CacheWatcher) -> None:
-        """Report each change of the prefix cache from now on. The pool of requests reports the pages added."""
-        self._pages.watcher = watcher
+    def used_by_group(self) -> tuple[int, ...]:
+        """Blocks that rows hold in each group; those of a shared prefix count for each row."""
+        totals = [0] * len(self.groups)
+        for num_pages, first in zip(self._num_pages, self._first, strict=True):
+            if num_pages:
+                totals = [total + num_pages - each for total, each in zip(totals, first, strict=True)]
+        return tuple(totals)
 
     def check_integrity(self) -> None:
-        """Assert that no row, slot or page is lost or counted twice. For tests and debugging; O(pages).
+        """Assert that no row, slot or block is lost or counted twice. For tests and debugging; O(blocks).
 
         Raises:
             AssertionError: the message names the inconsistency.
@@ -192,30 +308,81 @@ class KVManager:
         free_rows = sorted(self._free_rows)
         assert free_rows == [row for row in range(self.num_rows) if not self._held[row]], "free and held rows differ"
         for row in free_rows:
-            assert not self._pages_of_row[row], f"free row {row} holds pages {self._pages_of_row[row]}"
+            assert not any(self._blocks_of_row[row]), f"free row {row} holds blocks {self._blocks_of_row[row]}"
             assert not self._slots_of_row[row], f"free row {row} reserves {self._slots_of_row[row]} slots"
-        for row, pages in enumerate(self._pages_of_row):
-            most = -(-self._slots_of_row[row] // self.page_size)
-            assert not self.has_reservations or len(pages) <= most, (
-                f"row {row} holds {len(pages)} pages, and its reservation covers {most}"
-            )
-            assert len(set(pages)) == len(pages), f"row {row} holds a page twice: {pages}"
-        self._pages.check_integrity(page for pages in self._pages_of_row for page in pages)
-        total = sum(self._slots_of_row)
+        held: list[list[int]] = [[] for _ in self._pools]
+        for row, lists in enumerate(self._blocks_of_row):
+            own: list[list[int]] = [[] for _ in self._pools]
+            for group, blocks in enumerate(lists):
+                first = self._first[row][group]
+                assert len(blocks) == self._num_pages[row], f"row {row} has lists of different lengths"
+                assert blocks[:first] == [NO_BLOCK] * first and NO_BLOCK not in blocks[first:], f"row {row}: {blocks}"
+                most = -(-self._slots_of_row[row][group] // self.page_size) if self._slots_of_row[row] else 0
+                assert not self.has_reservations or len(blocks) - first <= most, (
+                    f"row {row} holds {len(blocks) - first} blocks, and its reservation covers {most}"
+                )
+                own[self.groups[group].pool] += blocks[first:]
+            for pool, each in enumerate(own):
+                assert len(set(each)) == len(each), f"row {row} holds a block twice: {each}"
+                held[pool] += each
+        for blocks_of_pool, number in zip(held, self._pools, strict=True):
+            number.check_integrity(blocks_of_pool)
+        self.prefixes.check_integrity()
+        total = sum([self.slots_of(row) for row in range(self.num_rows)], self.no_blocks)
         assert self.reserved_slots == total, f"reserved_slots is {self.reserved_slots}, the rows' sum is {total}"
-        assert self.reserved_slots <= self.capacity, f"{self.reserved_slots} of {self.capacity} slots are reserved"
+        assert not self.has_reservations or not self.reserved_slots > self.capacity, (
+            f"{self.reserved_slots} of {self.capacity} slots are reserved"
+        )
 
+    def _no_lists(self) -> tuple[list[int], ...]:
+        return tuple([[] for _ in self.groups])
 
-def _check_covered(num_pages: int, page_size: int, num_rows: int, n_slots: int) -> None:
-    waste = num_rows * (page_size - 1)
-    covered = num_pages * page_size - waste
-    if n_slots <= covered:
-        return
-    remedy = f"raise num_pages to {-(-(n_slots + waste) // page_size)}"
-    if covered > 0:
-        remedy = f"lower n_slots to at most {covered} or {remedy}"
-    raise ConfigError(
-        f"{num_pages} pages of {page_size} slots are too few for n_slots={n_slots}: {num_rows} requests may leave "
-        f"{waste} slots of their last pages unused; {remedy}",
-        param="n_slots" if covered > 0 else "num_pages",
-    )
+    def _taken(self, name: BlockName) -> None:
+        self.prefixes.taken(name)
+
+    def _sum(self, numbers: Sequence[int]) -> BlockCount:
+        """The sum over the groups of each pool."""
+        counts = [0] * len(self._pools)
+        for layers, number in zip(self.groups, numbers, strict=True):
+            counts[layers.pool] += number
+        return count_of(counts)
+
+    def _blocks(self, num_tokens: int) -> BlockCount:
+        """The most blocks that a request of so many tokens holds at once, without reservations."""
+        if not self._windows:
+            return -(-num_tokens // self.page_size) * self._of_page
+        longest = num_tokens if self._longest is None else self._longest
+        return self._sum([group.most_blocks(num_tokens, longest, self.page_size) for group in self.groups])
+
+    def _slots(self, num_prompt: int, max_total: int) -> tuple[int, ...]:
+        """The slots that a request reserves in each group.
+
+        A member of a plan is the whole prompt, from position 0, or one token and its proposals. The first page of a
+        window may be read in part, so there is one page more.
+        """
+        slots = []
+        for group in self.groups:
+            needed = max_total if group.window is None else max(num_prompt, group.window + 1 + self._num_drafts)
+            slots.append(min(max_total, needed + self.page_size))
+        return tuple(slots)
+
+    def _beside(self, held: Sequence[int], start: int, num_tokens: int) -> BlockCount:
+        """Blocks of a row at its peak, from position `start` to `num_tokens`, beside those held in each group."""
+        longest, size = self._longest or num_tokens, self.page_size
+        most = []
+        for group, number in zip(self.groups, held, strict=True):
+            pages = -(-num_tokens // size) - group.first_needed(start) // size
+            peak = pages if group.window is None else min(pages, group.most_blocks(num_tokens, longest, size))
+            most.append(max(0, peak - number))
+        return self._sum(most)
+
+    def _first_page(self, group: LayerGroup, row: int, start: int) -> int:
+        """The first entry of a row that a token from position `start` on reads."""
+        return min(group.first_needed(start) // self.page_size, self._num_pages[row])
+
+    def _check_reserved(self, row: int, num_pages: int, num_tokens: int) -> None:
+        for group, slots in enumerate(self._slots_of_row[row] or (0,) * len(self.groups)):
+            if self.groups[group].window is None:
+                assert num_tokens <= slots, f"row {row} needs slots for {num_tokens} tokens but reserved {slots}"
+            held, most = num_pages - self._first[row][group], -(-slots // self.page_size)
+            assert held <= most, f"row {row} needs {held} blocks but reserved {most} in group {group}"

@@ -39,7 +39,7 @@ class OrcaScheduler:
                 held = "rows"
                 break
             if request.state is State.INITIATION:  # 23
-                n_rsrv += request.max_total  # 24, 26
+                n_rsrv += kv.demand(len(request.prompt_ids), request.max_total)  # 24, 26
                 if n_rsrv > kv.capacity:  # 25: break, not continue, or a long request could wait for ever
                     held = "pages"
                     break

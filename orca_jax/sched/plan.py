@@ -1,15 +1,16 @@
-"""Plans made of selections: admission, pages and ids, once for all schedulers."""
+"""Plans made of selections: admission, blocks and ids, once for all schedulers."""
 
 from collections.abc import Sequence
 
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.prefix import Hit
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Selection
-from orca_jax.step import Member, Pools, RowSampling, StepPlan
+from orca_jax.step import BlockCopy, Member, Pools, RowSampling, StepPlan
 
 
 def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: float) -> StepPlan:
-    """Admit newcomers, allocate pages, and list the work of each member of one iteration.
+    """Admit newcomers, give back and allocate blocks, and list the work of each member of one iteration.
 
     Args:
         iteration: number of the plan.
@@ -18,21 +19,48 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
         now: seconds on the engine's clock.
     """
     choices = selection.choices
-    newcomers = [choice.request for choice in choices if choice.request.row is None]
-    for request in newcomers:  # all before any allocation: it could take a cached page of the next newcomer
-        pool.admit(request, now)
-    new_ids = {request.request_id for request in newcomers}
+    newcomers = [choice for choice in choices if choice.request.row is None]
+    for request, _, _, hit in newcomers:  # all before any allocation: it could take a cached block of the next newcomer
+        pool.admit(request, now, hit)
+    if pool.kv.has_windows:
+        for request, num_tokens, _, _ in choices:
+            repeated = 0 if request.finish_reason is None else num_tokens
+            _leave(request, request.num_computed - repeated, pool)
+    new_ids = {choice.request.request_id for choice in newcomers}
     members = []
-    for request, num_tokens, drafts in choices:
+    copies: list[BlockCopy] = []
+    for request, num_tokens, drafts, hit in choices:
         member = _member(request, num_tokens, pool, iteration, drafts)
         if request.request_id in new_ids:
+            if hit.sources:
+                copies += _copies(member, hit)
             member = _begun(member, request, pool)
         params = request.params
         if request.constraint is not None or params.prompt_logprobs is not None or params.pooling is not None:
             member = _with_extras(member, request)
         members.append(member)
+    if copies:
+        for _, _, _, hit in newcomers:  # after all allocations: none of them may take a source
+            pool.kv.drop(hit.sources)
     pool.num_plans = iteration + 1
-    return StepPlan(iteration, tuple(members), pool.adapters.take_writes() if pool.adapters.writes else ())
+    writes = pool.adapters.take_writes() if pool.adapters.writes else ()
+    return StepPlan(iteration, tuple(members), writes, tuple(copies))
+
+
+def _leave(request: Request, start: int, pool: RequestPool) -> None:
+    """Give back the blocks that no token of a request from position `start` on reads."""
+    assert request.row is not None, f"{request.request_id} was not admitted"
+    if pool.reuse is not None:
+        pool.reuse.leave(request, request.row, start)
+    pool.kv.leave(request.row, start)
+
+
+def _copies(member: Member, hit: Hit) -> list[BlockCopy]:
+    """The copies for a newcomer, into the first block of each group that it does not share."""
+    return [
+        BlockCopy(group, source, blocks[0])
+        for group, (source, blocks) in enumerate(zip(hit.sources, member.new_blocks, strict=True))
+    ]
 
 
 def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int, drafts: Sequence[int]) -> Member:
@@ -45,10 +73,9 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int
     end = start + num_tokens
     num_known = len(request.prompt_ids) + len(request.generated_ids)
     is_sampling = end == num_known + request.num_pending and request.params.pooling is None
-    num_old_blocks = len(kv.pages_of(row))
+    num_old_blocks = kv.num_pages_of(row)
     num_drafts = len(drafts)
-    new_pages = kv.allocate(row, end + num_drafts)
-    new_blocks = (new_pages,) if new_pages else ()
+    new_blocks = kv.allocate(row, end + num_drafts)
     pool.start(request, iteration, end + num_drafts, is_sampling)
     ids = () if start >= num_known else request.ids_from(start, num_tokens)
     if num_drafts:
@@ -60,11 +87,11 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int
 
 
 def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
-    """The member with the sampling of a newcomer, and its pages from the prefix cache among the new ones."""
+    """The member with the sampling of a newcomer, and its blocks from the prefix cache among the new ones."""
     params = request.params
     sampling = RowSampling(params, request.seed, len(request.prompt_ids), request.slot)
     if member.num_old_blocks:
-        member = member._replace(num_old_blocks=0, new_blocks=(tuple(pool.kv.pages_of(member.row)),))
+        member = member._replace(num_old_blocks=0, new_blocks=tuple(map(tuple, pool.kv.blocks_of(member.row))))
     return member._replace(sampling=sampling)
 
 

@@ -11,8 +11,10 @@ from orca_jax.sched.admission import check_length, check_params, check_prompt
 from orca_jax.sched.constraint import all_tokens, build_constraint
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import ClientBound, Predictor
+from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request, State
 from orca_jax.sched.results import DraftCounts, advance, append, update_of
+from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.step import StepPlan, StepResult
 
 NOTHING_ALLOWED = (
@@ -26,17 +28,18 @@ class RequestPool:
 
     A request's life: `add`, `admit` (a row and a reservation), then for each iteration `start`, `allowed` if it is
     constrained, `record` and `deliver`. `deliver` returns its new tokens, and at its end releases its row, slots and
-    pages. `abort` is possible at any time.
+    blocks. `abort` is possible at any time.
 
     Iterating yields live requests in order of arrival, lazily: a scheduler may stop early, without reading thousands
     of waiting requests.
 
     Args:
-        kv: rows, slots and pages; the pool releases them when a request leaves.
+        kv: rows, slots and blocks; the pool releases them when a request leaves.
         vocab_size: prompt ids are below it.
         max_model_len: the largest number of prompt and generated tokens of one request.
         eos_token_ids: the model's end tokens.
-        reuses_prefixes: True if requests begin with cached pages of equal prefixes.
+        reuses_prefixes: True if requests begin with cached blocks of equal prefixes.
+        copies: see `PrefixReuse`.
         predictor: predicts the output length of each request; None for the client's bound.
         adapters: the slots of adapters; None for no adapters.
     """
@@ -49,13 +52,14 @@ class RequestPool:
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
         reuses_prefixes: bool = False,
+        copies: bool = True,
         predictor: Predictor | None = None,
         adapters: AdapterSlots | None = None,
     ) -> None:
         self.kv = kv
         self.adapters = adapters or AdapterSlots()
         self.predictor = predictor or ClientBound()
-        self.reuses_prefixes = reuses_prefixes
+        self.reuse = PrefixReuse(kv, copies) if reuses_prefixes else None
         self.running: dict[str, Request] = {}  # requests with a row, in order of admission
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -68,7 +72,7 @@ class RequestPool:
         self.num_sets = 0  # of allowed ids ever computed
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
         self.num_cache_queries = 0  # prompt tokens of all requests ever admitted
-        self.num_cache_hits = 0  # of these, tokens in pages of the prefix cache
+        self.num_cache_hits = 0  # of these, tokens in blocks of the prefix cache
         self.drafts = DraftCounts()
 
     def __iter__(self) -> Iterator[Request]:
@@ -144,7 +148,7 @@ class RequestPool:
         if request is None or request.aborted:
             return False
         request.aborted = True
-        if not request.in_flight:  # an iteration in flight still writes into the request's pages
+        if not request.in_flight:  # an iteration in flight still writes into the request's blocks
             self._end_aborted(request)
         return True
 
@@ -161,36 +165,26 @@ class RequestPool:
 
         return takes
 
-    def admit(self, request: Request, now: float) -> None:
-        """Give a waiting request a row, a reservation (with `n_slots`), and its pages in the prefix cache."""
+    def admit(self, request: Request, now: float, hit: Hit = NO_HIT) -> None:
+        """Give a waiting request a row, a reservation (with `n_slots`), and its blocks in the prefix cache."""
         request.row = row = self.kv.acquire_row()
-        request.is_suspect = False  # it gets other pages than before a preemption
+        request.is_suspect = False  # it gets other blocks than before a preemption
         self.running[request.request_id] = request
         request.slot = 0 if request.adapter is None else self.adapters.pin(request.adapter)
         if self.kv.has_reservations:
-            self.kv.reserve(row, request.max_total)
-        pages = self.cached_pages(request)
-        if pages:
-            self.kv.share(row, pages)
-            request.num_remembered = len(pages)
-            request.num_computed = len(pages) * self.kv.page_size
+            self.kv.reserve(row, len(request.prompt_ids), request.max_total)
+        if self.reuse is not None:
+            self.reuse.begin(request, row, hit)
         if request.first_scheduled is None:
             request.first_scheduled = now
             request.num_cached = request.num_computed
             self.num_cache_queries += len(request.prompt_ids)
             self.num_cache_hits += request.num_computed
 
-    def cached_pages(self, request: Request) -> Sequence[int]:
-        """Cached pages for the beginning of a waiting request; at least one token is left to compute."""
-        if not self.reuses_prefixes or not request.may_read_prefixes:
-            return ()
-        size = self.kv.page_size
-        return self.kv.find(request.digests(size, (request.num_tokens - 1) // size))
-
     def preempt(self, request: Request) -> None:
         """Take row and pages from a running request. It waits again, and later computes its tokens again.
 
-        It may be in flight: the device runs plans in the order of submission, so a new holder writes into the pages
+        It may be in flight: the device runs plans in the order of submission, so a new holder writes into the blocks
         later. Tokens kept on the device are lost, and are drawn again from the same seed.
         """
         row = request.row
@@ -229,7 +223,9 @@ class RequestPool:
             if member.num_drafts:
                 self.drafts.add(member.num_drafts, len(each.run) - 1)
             if not each.is_finite and not request.is_suspect:
-                self._distrust(request)
+                request.is_suspect = True
+                if self.reuse is not None:
+                    self.reuse.distrust(request, self.running.values())
             if not request.in_flight:
                 has_prompt = request.num_computed >= len(request.prompt_ids)
                 request.state = State.INCREMENT if has_prompt else State.INITIATION
@@ -244,18 +240,18 @@ class RequestPool:
             ) and request.finish_reason is None:  # else: computed past the end, dropped
                 append(request, each)
                 self._undelivered[request.request_id] = request
-            if self.reuses_prefixes and request.row is not None and not request.is_suspect:
-                self._remember(request, request.row)
+            if self.reuse is not None and request.row is not None and not request.is_suspect:
+                self.reuse.remember(request, request.row)
 
     def deliver(self, may_return: Callable[[Request], bool], now: float) -> list[RequestUpdate]:
-        """Return the updates allowed by `may_return`; ended requests release rows and pages (lines 13-14) and leave."""
+        """Return the updates allowed by `may_return`; ended requests release their memory (lines 13-14) and leave."""
         due = [request for request in self._undelivered.values() if may_return(request)]
         for request in due:
             del self._undelivered[request.request_id]
         return [self._update(request, now) for request in due]
 
     def check_integrity(self) -> None:
-        """Assert that requests, rows, slots and pages agree. For tests; O(live requests + pages).
+        """Assert that requests, rows, slots and blocks agree. For tests; O(live requests + blocks).
 
         Raises:
             AssertionError: the message names the inconsistency.
@@ -278,9 +274,10 @@ class RequestPool:
             assert request_id in self.running, f"{request_id} holds row {request.row} and does not run"
             assert request.row not in holders, f"{request_id} and {holders[request.row]} hold row {request.row}"
             holders[request.row] = request_id
-            reserved = request.max_total if self.kv.has_reservations else 0
+            size = len(request.prompt_ids), request.max_total
+            reserved = self.kv.demand(*size) if self.kv.has_reservations else self.kv.no_blocks
             assert self.kv.slots_of(request.row) == reserved, f"{request_id} reserved something else"
-            room = len(self.kv.pages_of(request.row)) * self.kv.page_size
+            room = self.kv.num_pages_of(request.row) * self.kv.page_size
             assert request.num_computed <= room, f"{request_id} wrote {request.num_computed} tokens into {room} slots"
         assert len(holders) == len(self.running) == self.kv.num_held_rows, "a row is held by no live request"
 
@@ -303,7 +300,7 @@ class RequestPool:
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        """Remove a request, and release its row, slots and pages. No request leaves in another way."""
+        """Remove a request, and release its row, slots and blocks. No request leaves in another way."""
         assert request.state is not State.FINISHED and not request.in_flight, f"{request.request_id} cannot leave now"
         if request.row is not None:
             self._vacate(request, request.row)
@@ -313,7 +310,9 @@ class RequestPool:
             self.adapters.leave(request.adapter)
 
     def _vacate(self, request: Request, row: int) -> None:
-        """Release the row, slots and pages of a request."""
+        """Release the row, slots and blocks of a request; its pages enter the prefix cache, also the last one."""
+        if self.reuse is not None:
+            self.reuse.end(request, row)
         self.kv.free(row)
         if self.kv.has_reservations:
             self.kv.release(row)
@@ -322,37 +321,6 @@ class RequestPool:
         if request.adapter is not None:
             self.adapters.unpin(request.adapter)
         del self.running[request.request_id]
-
-    def _remember(self, request: Request, row: int) -> None:
-        """Add full pages to the prefix cache, as far as their ids are known to the host."""
-        size = self.kv.page_size
-        if request.num_computed < (request.num_remembered + 1) * size:
-            return  # nearly always
-        num_full = min(request.num_computed, request.num_tokens) // size
-        digests = request.digests(size, num_full)
-        watcher = self.kv.watcher
-        for index in range(request.num_remembered, num_full):
-            is_new = self.kv.remember(row, index, digests[index], digests[0])
-            if is_new and watcher is not None:
-                parent = digests[index - 1] if index else None
-                ids, salt = request.ids_from(index * size, size), request.params.cache_salt
-                watcher.stored(digests[index], parent, ids, salt, request.adapter)
-        request.num_remembered = num_full
-
-    def _distrust(self, request: Request) -> None:
-        """Remove pages with possible NaN from the prefix cache, after logits with values that are not finite.
-
-        The wrong values may be in any page that the request wrote or shared, and in all pages computed from these, of
-        live requests and of earlier ones. Together they are the pages that begin with the request's first page.
-        """
-        request.is_suspect = True
-        if not request.page_digests:  # it has neither found nor remembered a page
-            return
-        root = request.page_digests[0]
-        self.kv.forget(root)
-        for other in self.running.values():
-            if other.page_digests and other.page_digests[0] == root:
-                other.is_suspect = True
 
     def _update(self, request: Request, now: float) -> RequestUpdate:
         update, reason = update_of(request, now), request.finish_reason

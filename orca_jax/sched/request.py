@@ -60,7 +60,10 @@ class Request:
     slot: int = 0  # of the adapter, while the request has a row
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
-    num_remembered: int = 0  # leading pages already in the prefix cache
+    num_remembered: int = 0  # leading full pages already in the prefix cache
+    remembers_at: int = 0  # computed tokens with which the next page enters it
+    roots: frozenset[bytes] = frozenset()  # digests of the first pages that its blocks were computed from
+    prompt_digest: bytes = b""  # of all of its prompt, salt and adapter, once it is needed
     pooled: bytes | None = None  # the embedding, if requested and computed
     is_suspect: bool = False  # its pages may hold NaN, so none enters the prefix cache
     has_ended: bool = False  # its last update was delivered; it stays while an iteration is in flight
@@ -103,7 +106,7 @@ class Request:
 
     @property
     def may_read_prefixes(self) -> bool:
-        """True if the request may begin with pages of another one.
+        """True if the request may begin with blocks of another one.
 
         Prompt log probabilities need every position computed. Penalties count ids in a history on the device; only
         computed tokens are in it. The mean of hidden vectors needs those of all positions.
@@ -120,18 +123,26 @@ class Request:
         """
         digests = self.page_digests
         while len(digests) < num_pages:
-            parent = digests[-1] if digests else self._first_digest()
+            parent = digests[-1] if digests else self.first_digest
             ids = self.ids_from(len(digests) * page_size, page_size)
             assert len(ids) == page_size, f"{self.request_id}: page {len(digests)} is not full"
-            digests.append(sha256(parent + _bytes(ids)).digest())
+            digests.append(page_digest(parent, id_bytes(ids)))
         return digests[:num_pages]
 
-    def _first_digest(self) -> bytes:
+    @property
+    def first_digest(self) -> bytes:
+        """The digest before the first page: of salt and adapter."""
         salt = sha256(self.params.cache_salt.encode()).digest()
         return salt if self.adapter is None else sha256(salt + b"adapter" + self.adapter.key.encode()).digest()
 
 
-def _bytes(ids: Sequence[int]) -> bytes:
+def page_digest(parent: bytes, ids: bytes) -> bytes:
+    """The digest of a page, given that of the page before it."""
+    return sha256(parent + ids).digest()
+
+
+def id_bytes(ids: Sequence[int]) -> bytes:
+    """Ids as 4 bytes each, the lowest first."""
     words = array("I", ids)
     if sys.byteorder == "big":
         words.byteswap()

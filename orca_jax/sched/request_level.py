@@ -58,7 +58,7 @@ class RequestLevelScheduler:
     def _form_batch(self, pool: RequestPool, kv: KVManager) -> None:
         reserved, has_slot = kv.reserved_slots, pool.newcomers()
         for request in pool:
-            reserved += request.max_total
+            reserved += kv.demand(len(request.prompt_ids), request.max_total)
             if len(self._batch) == self.max_bs or reserved > kv.capacity or not has_slot(request):
                 break
             self._batch.append(request)

@@ -3,26 +3,31 @@
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
+from orca_jax.sched.blocks import BlockCount
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request
 
-Held = Literal["rows", "budget", "pages", "batch", "adapters"]
+Held = Literal["rows", "budget", "pages", "batch", "adapters", "prompt"]
 """The reason why the first waiting request was not admitted: all rows or places of the batch are taken, the token
-budget is spent, its pages or slots are not free, a whole batch has to end first, or its adapter has no slot."""
+budget is spent, its blocks or slots are not free, a whole batch has to end first, its adapter has no slot, or another
+request computes the same prompt."""
 
 
 class Choice(NamedTuple):
     """A request of the next iteration, and the number of its tokens to process.
 
     An ended request may keep its place; it then repeats its last processed tokens. Only a choice of one token, which is
-    the newest of its request and known to the host, has drafts.
+    the newest of its request and known to the host, has drafts. A waiting request may begin with a hit, which was found
+    for this selection.
     """
 
     request: Request
     num_tokens: int
     drafts: Sequence[int] = ()  # ids proposed to follow (`drafts/scheduler.py`); the schedulers themselves leave it
+    hit: Hit = NO_HIT
 
 
 class Selection(NamedTuple):
@@ -41,15 +46,15 @@ class SchedulerSettings(NamedTuple):
     token_budget: int
     ordering: Callable[[], Ordering]
     num_ahead: int  # iterations submitted before the results that they follow are read
-    watermark: int
+    watermark: BlockCount
     num_stages: int = 1  # of the pipeline; each has its own iteration
 
 
 class Traits(NamedTuple):
     """The abilities of a kind of scheduler."""
 
-    has_reservations: bool = False  # a request reserves all its slots when it is admitted; else pages on demand
-    shares_prefixes: bool = False  # requests may begin with pages of the prefix cache
+    has_reservations: bool = False  # a request reserves all its slots when it is admitted; else blocks on demand
+    shares_prefixes: bool = False  # requests may begin with blocks of the prefix cache
     has_orderings: bool = False  # `--scheduling-policy` decides the order
     has_token_budget: bool = False  # an iteration has at most `--max-num-batched-tokens` tokens
     has_workers: bool = False  # `--n-workers` iterations may be in flight

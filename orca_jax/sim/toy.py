@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from orca_jax.cache_spec import ONE_GROUP, LayerGroup
 from orca_jax.config import ModelConfig
 from orca_jax.request import Constraint, SamplingParams, TokenLogprobs, TokenSet
 from orca_jax.sim.toy_logits import best_of, first_allowed, has_adjustments, toy_adjusted, toy_logprobs, toy_noise
@@ -130,18 +131,19 @@ class _ToyHandle:
 
 
 class ToyExecutor:
-    """`step.Executor` over simulated pages; standard library only.
+    """`step.Executor` over simulated blocks; standard library only.
 
     Args:
         vocab_size: ids are below it.
-        num_pages: pages of the simulated KV cache.
+        num_blocks: blocks of each pool of the simulated KV cache.
         page_size: slots in a page.
         num_rows: rows of plans are below it.
         latency: seconds of one iteration.
         num_stages: of a pipeline, each with an equal part of the latency; an iteration waits for those before it.
         override: may replace every sampled id, or declare its logits not finite.
-        check_pages: read each context back through its page table before sampling, in time proportional to its
-            length. Otherwise a running sum is trusted.
+        check_pages: read each context back through its tables of blocks before sampling, in time proportional to its
+            length, as far as windows reach. Otherwise a running sum is trusted.
+        groups: of layers. The model has all tokens in each of them, and reads back those within its window.
 
     Attributes:
         adapters: the number of each adapter by its key; the owner of the executor adds and removes them.
@@ -150,7 +152,7 @@ class ToyExecutor:
     def __init__(
         self,
         vocab_size: int,
-        num_pages: int,
+        num_blocks: Sequence[int],
         page_size: int,
         num_rows: int,
         *,
@@ -158,6 +160,7 @@ class ToyExecutor:
         num_stages: int = 1,
         override: Override | None = None,
         check_pages: bool = True,
+        groups: Sequence[LayerGroup] = ONE_GROUP,
     ) -> None:
         self.stats = ExecutorStats()
         self._vocab_size = vocab_size
@@ -166,7 +169,7 @@ class ToyExecutor:
         self._override = override
         self._check_pages = check_pages
         self.adapters: dict[str, int] = {}
-        self._memory = ToyMemory(vocab_size, num_pages, page_size, num_rows)
+        self._memory = ToyMemory(vocab_size, num_blocks, page_size, num_rows, groups)
         self._in_flight: deque[_ToyHandle] = deque()
         self._awaiting: _ToyHandle | None = None  # submitted, and waits for the allowed ids
         self._ready_at = 0.0  # the time at which the device has done all its work
@@ -190,8 +193,12 @@ class ToyExecutor:
             assert write.slot > 0, "slot 0 has no adapter"
             self._memory.slots[write.slot] = self.adapters[write.adapter]
         # First all writes, then all reads, as on a device: a page in two rows shows in both.
+        self._memory.copy(plan.copies)
         for member in plan.members:
             self._memory.write(member)
+        if self._check_pages:
+            for member in plan.members:
+                self._memory.check(member.row)
         self.stats.iterations += 1
         self.stats.launches += 1
         scores = tuple([self._score(member) for member in plan.members if member.targets])
@@ -304,8 +311,6 @@ class ToyExecutor:
         length = len(row.sums) - before
         sampling, total = row.sampling, row.sums[length - 1]
         params = sampling.params
-        if self._check_pages:
-            self._memory.check(member.row)
         noise = toy_noise(params.temperature, params.top_k, sampling.seed, length)
         token: int | None = (total + noise) % self._vocab_size
         if self._override is not None and token is not None:
@@ -324,7 +329,7 @@ class ToyExecutor:
         sampling = self._memory.row(row).sampling
         if not has_adjustments(sampling.params):
             return favourite if allowed is None else first_allowed(favourite, allowed)
-        ids = self._memory.ids_of(row)
+        ids = self._memory.row(row).ids
         prompt, generated = ids[: sampling.num_prompt], ids[sampling.num_prompt :]
         logits = toy_adjusted(favourite, sampling.params, prompt, Counter(generated), self._vocab_size)
         return best_of(logits, (1 << self._vocab_size) - 1 if allowed is None else allowed)

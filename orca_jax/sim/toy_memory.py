@@ -1,9 +1,19 @@
 """The memory of the toy model's device, and its checks of every plan."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from typing import NamedTuple
 
-from orca_jax.step import Member, RowSampling
+from orca_jax.cache_spec import NO_BLOCK, LayerGroup
+from orca_jax.step import BlockCopy, Member, RowSampling
+
+
+class _Slot(NamedTuple):
+    """One token in a block."""
+
+    token: int
+    adapter: int
+    total: int  # the model's sum up to this position
 
 
 @dataclass(slots=True)
@@ -12,36 +22,61 @@ class ToyRow:
 
     request_id: str
     sampling: RowSampling
-    pages: list[int] = field(default_factory=list)
+    blocks: tuple[list[int], ...]  # by group; `NO_BLOCK` where the row never had one, or has left it
+    ids: list[int] = field(default_factory=list)  # the context; without meaning where a prefix hit left it out
     sums: list[int] = field(default_factory=list)  # the model's sum after each position
+    start: int = 0  # of the last member
     last_token: int | None = None
 
 
 class ToyMemory:
-    """Rows, and simulated pages of ids. A wrong plan raises an AssertionError.
+    """Rows, and simulated blocks of ids in each group of layers. A wrong plan raises an AssertionError.
+
+    Each group has all tokens, as each layer of a model has. A row loses the blocks that no later token reads. Reading
+    one of these, or one that another row has got, raises.
 
     Args:
         vocab_size: ids are below it.
-        num_pages: pages of the simulated KV cache.
-        page_size: slots in a page.
+        num_blocks: blocks of each pool of the simulated KV cache.
+        page_size: slots in a block.
         num_rows: rows of plans are below it.
+        groups: of layers.
     """
 
-    def __init__(self, vocab_size: int, num_pages: int, page_size: int, num_rows: int) -> None:
+    def __init__(
+        self, vocab_size: int, num_blocks: Sequence[int], page_size: int, num_rows: int, groups: Sequence[LayerGroup]
+    ) -> None:
         self._vocab_size = vocab_size
         self._page_size = page_size
         self._num_rows = num_rows
-        self._pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
-        self._readers: list[set[int]] = [set() for _ in range(num_pages)]  # rows with each page
+        self._groups = groups
+        self._slots: list[list[list[_Slot | None]]] = [
+            [[None] * page_size for _ in range(number)] for number in num_blocks
+        ]
+        self._readers: list[list[set[tuple[int, int]]]] = [[set() for _ in range(number)] for number in num_blocks]
         self._rows: dict[int, ToyRow] = {}
+        self._copied: set[tuple[int, int]] = set()  # pools and targets of the copies of the current plan
         self.slots: dict[int, int] = {0: 0}  # the number of the adapter in each slot
 
     def row(self, index: int) -> ToyRow:
         """The state of a row with a holder."""
         return self._rows[index]
 
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks: first all are read, then all are written."""
+        contents = []
+        for group, source, target in copies:
+            pool = self._groups[group].pool
+            contents.append((pool, target, list(self._slots[pool][source])))
+        self._copied = {(pool, target) for pool, target, _ in contents}
+        assert len(self._copied) == len(copies), "a block is the target of two copies"
+        sources = {(self._groups[group].pool, source) for group, source, _ in copies}
+        assert not sources & self._copied, f"blocks {sources & self._copied} are sources and targets"
+        for pool, target, content in contents:
+            self._slots[pool][target] = content
+
     def write(self, member: Member) -> None:
-        """Write a member's ids into its pages, and check every claim of its plan."""
+        """Write a member's ids into its blocks, and check every claim of its plan."""
         assert 0 <= member.row < self._num_rows, f"row {member.row} of {self._num_rows}"
         row = self._holder(member)
         ids = list(member.ids)
@@ -55,75 +90,108 @@ class ToyMemory:
         assert member.start <= len(row.sums), (
             f"{member.request_id} starts at {member.start} after {len(row.sums)} tokens"
         )
-        del row.sums[member.start :]
-        self._append(member.row, member.start, ids)
+        del row.sums[member.start :], row.ids[member.start :]
+        row.start = member.start
+        self._append(member.row, ids)
 
-    def _append(self, index: int, start: int, ids: list[int]) -> None:
+    def _append(self, index: int, ids: list[int]) -> None:
         row = self._rows[index]
-        end = start + len(ids)
-        assert end <= len(row.pages) * self._page_size, f"{row.request_id}: {end} tokens in {len(row.pages)} pages"
-        total = row.sums[start - 1] if start else 0
+        end, num_pages = row.start + len(ids), len(row.blocks[0])
+        assert end <= num_pages * self._page_size, f"{row.request_id}: {end} tokens in {num_pages} pages"
+        total = row.sums[-1] if row.sums else 0
         adapter = self._adapter_of(row)
-        for position, token in enumerate(ids, start=start):
+        row.ids += ids
+        for position, token in enumerate(ids, start=row.start):
             number, slot = divmod(position, self._page_size)
-            page = row.pages[number]
-            assert self._readers[page] == {index}, f"{row.request_id} writes into page {page}, which is shared"
-            self._pages[page][slot] = token + self._vocab_size * adapter
             total += (position + 1) * (token + 1 + adapter)
             row.sums.append(total)
+            for group, layers in enumerate(self._groups):
+                block = row.blocks[group][number]
+                assert block != NO_BLOCK, f"{row.request_id} writes position {position} into a block that it has left"
+                assert self._readers[layers.pool][block] == {(index, group)}, (
+                    f"{row.request_id} writes into page {block}, which is shared"
+                )
+                self._slots[layers.pool][block][slot] = _Slot(token, adapter, total)
 
-    def ids_of(self, index: int) -> list[int]:
-        """A row's whole context, read back through its page table."""
-        return self._read(index, len(self._rows[index].sums))
+    def check(self, index: int) -> None:
+        """Check a row's blocks: they must hold the tokens written for it, as far as its last member reads them."""
+        row = self._rows[index]
+        for group, layers in enumerate(self._groups):
+            for position in range(layers.first_needed(row.start), len(row.sums)):
+                found = self._read(index, group, position)
+                assert found.total == row.sums[position], f"{row.request_id}: another request wrote into its pages"
 
-    def _read(self, index: int, count: int) -> list[int]:
-        row, ids = self._rows[index], []
-        adapter = self._adapter_of(row)
-        for position in range(count):
-            number, slot = divmod(position, self._page_size)
-            page = row.pages[number]
-            readers, token = self._readers[page], self._pages[page][slot]
-            assert index in readers, f"page {page} of {row.request_id} was given to row {min(readers)} too"
-            assert token is not None, f"{row.request_id} reads position {position}, which was never written"
-            assert token // self._vocab_size == adapter, f"{row.request_id} reads a page of another adapter"
-            ids.append(token % self._vocab_size)
-        return ids
+    def _read(self, index: int, group: int, position: int) -> _Slot:
+        """A token of a row, read back through its table of blocks."""
+        row, pool = self._rows[index], self._groups[group].pool
+        number, slot = divmod(position, self._page_size)
+        block = row.blocks[group][number]
+        assert block != NO_BLOCK, f"{row.request_id} reads position {position} in a block that it has left"
+        readers, found = self._readers[pool][block], self._slots[pool][block][slot]
+        assert (index, group) in readers, f"page {block} of {row.request_id} was given to row {min(readers)[0]} too"
+        assert found is not None, f"{row.request_id} reads position {position}, which was never written"
+        assert found.adapter == self._adapter_of(row), f"{row.request_id} reads a page of another adapter"
+        return found
 
     def _adapter_of(self, row: ToyRow) -> int:
         slot = row.sampling.slot
         assert slot in self.slots, f"{row.request_id} has slot {slot}, which was never written"
         return self.slots[slot]
 
-    def check(self, index: int) -> None:
-        """Check a row's pages: they must hold the ids written for it, and no others."""
-        row = self._rows[index]
-        adapter = self._adapter_of(row)
-        total = sum((position + 1) * (token + 1 + adapter) for position, token in enumerate(self.ids_of(index)))
-        assert total == row.sums[-1], f"{row.request_id}: another request wrote into its pages"
-
     def _holder(self, member: Member) -> ToyRow:
-        """The state of a member's row with the new pages appended; a new holder starts with an empty row."""
+        """The state of a member's row with the new blocks appended; a new holder starts with an empty row."""
         if member.sampling is not None:
-            self._rows[member.row] = ToyRow(member.request_id, member.sampling)
+            lists = tuple([list[int]() for _ in self._groups])
+            self._rows[member.row] = ToyRow(member.request_id, member.sampling, lists)
             assert member.num_old_blocks == 0, f"{member.request_id} is new in row {member.row} and has old blocks"
         row = self._rows[member.row]
         assert row.request_id == member.request_id, f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"
-        assert member.num_old_blocks == len(row.pages), (
-            f"{member.request_id} has {len(row.pages)} blocks, but the plan has {member.num_old_blocks}"
+        num_pages = len(row.blocks[0])
+        assert member.num_old_blocks == num_pages, (
+            f"{member.request_id} has {num_pages} blocks, but the plan has {member.num_old_blocks}"
         )
-        (new,) = member.new_blocks or ((),)
-        for number, page in enumerate(new, start=len(row.pages)):
-            if (number + 1) * self._page_size <= member.start:  # another request filled it with the same ids
-                self._readers[page].add(member.row)
-            else:
-                self._readers[page] = {member.row}
-                self._pages[page] = [None] * self._page_size
-        row.pages += new
+        new = member.new_blocks or [()] * len(self._groups)
+        assert len({len(blocks) for blocks in new}) == 1, (
+            f"{member.request_id}: groups have different numbers of blocks"
+        )
+        for group, (layers, blocks) in enumerate(zip(self._groups, new, strict=True)):
+            self._leave(member, group)
+            for number, block in enumerate(blocks, start=num_pages):
+                if block != NO_BLOCK:
+                    self._take(member, group, number, block)
+            row.blocks[group].extend(blocks)
+            first = layers.first_needed(member.start) // self._page_size
+            assert NO_BLOCK not in row.blocks[group][first:], f"{member.request_id} lacks blocks of group {group}"
         if member.sampling is not None and member.start:
-            ids = self._read(member.row, member.start)
-            adapter = self._adapter_of(row)
-            row.sums = list(accumulate((i + 1) * (token + 1 + adapter) for i, token in enumerate(ids)))
+            self._resume(member)
         return row
+
+    def _take(self, member: Member, group: int, number: int, block: int) -> None:
+        """Let a row read a block that another request filled with the same ids, or clear one of its own."""
+        pool = self._groups[group].pool
+        if (number + 1) * self._page_size <= member.start:
+            self._readers[pool][block].add((member.row, group))
+            return
+        self._readers[pool][block] = {(member.row, group)}
+        if (pool, block) not in self._copied:
+            self._slots[pool][block] = [None] * self._page_size
+
+    def _leave(self, member: Member, group: int) -> None:
+        """Take the blocks that no later token reads from a row: the host may have given them to another one."""
+        blocks, pool = self._rows[member.row].blocks[group], self._groups[group].pool
+        for number in range(min(self._groups[group].first_needed(member.start) // self._page_size, len(blocks))):
+            if blocks[number] != NO_BLOCK:
+                self._readers[pool][blocks[number]].discard((member.row, group))
+                blocks[number] = NO_BLOCK
+
+    def _resume(self, member: Member) -> None:
+        """Read the context of a new holder that begins with blocks of the prefix cache."""
+        row = self._rows[member.row]
+        first = [layers.first_needed(member.start) for layers in self._groups]
+        group = first.index(min(first))  # it has the most
+        found = [self._read(member.row, group, position) for position in range(first[group], member.start)]
+        row.ids = [0] * first[group] + [slot.token for slot in found]
+        row.sums = [0] * first[group] + [slot.total for slot in found]
 
     def _check_claims(self, member: Member, ids: list[int]) -> None:
         assert member.is_sampling or not member.is_constrained, (

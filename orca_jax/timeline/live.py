@@ -97,7 +97,7 @@ class LiveTimeline(TimelineWriter):
             scheduler=self._head.config.scheduler,
             budget=self._head.budget,
             num_rows=kv.num_rows,
-            num_pages=kv.num_pages,
+            num_pages=sum(kv.num_blocks),
             page_size=kv.page_size,
             num_arrived=self._pool.num_arrived,
             requests=[_listed(each) for each in islice(self._requests.values(), MAX_LISTED)],

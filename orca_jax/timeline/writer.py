@@ -22,6 +22,7 @@ from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.observer import Observer
 from orca_jax.request import FinishReason, RequestUpdate
+from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Held
@@ -98,7 +99,9 @@ class End:
     reason: FinishReason
     generated: int  # tokens
     cached: int  # prompt tokens found in the prefix cache
-    pages: list[int]  # with prefix caching, keyed hashes of the full pages of the prompt: equal for equal content
+    # With prefix caching, keyed hashes of the full pages of the prompt, and of the tokens after them: equal ones have
+    # equal hashes.
+    pages: list[int]
 
 
 Encode = Callable[[Sequence[object]], bytes]
@@ -241,7 +244,7 @@ class TimelineWriter(Observer):
             running=pool.kv.num_held_rows,
             waiting=len(pool) - pool.kv.num_held_rows,
             held=self._held if len(pool) > pool.kv.num_held_rows else None,
-            free_pages=pool.kv.num_free_pages,
+            free_pages=sum(by_pool(pool.kv.num_free_blocks)),
             idle=stats.idle_seconds - self._idle,
         )
         self._add_members(record, plan)
@@ -279,7 +282,10 @@ class TimelineWriter(Observer):
 
     def _end(self, request: Request, now: float, reason: FinishReason) -> object:
         num_full = len(request.prompt_ids) // self._head.cache.page_size
-        pages = [self._keyed(digest) for digest in request.page_digests[:num_full]]
+        digests = request.page_digests[:num_full]
+        if request.prompt_digest and len(request.prompt_ids) % self._head.cache.page_size:
+            digests.append(request.prompt_digest)
+        pages = [self._keyed(digest) for digest in digests]
         return End(request.arrival_index, now, reason, len(request.generated_ids), request.num_cached, pages)
 
     def flush(self) -> None:

@@ -94,7 +94,9 @@ class _Recorder(Observer):
             tokens = len(member.ids) + member.last_on_device
             is_increment = tokens == 1 and member.start >= prompts[member.request_id]
             parts.append(Part(member.request_id, member.start, tokens, member.is_sampling, is_increment))
-        pages = {request.request_id: list(pool.kv.pages_of(request.row)) for request in pool if request.row is not None}
+        pages = {
+            request.request_id: list(pool.kv.blocks_of(request.row)[0]) for request in pool if request.row is not None
+        }
         waiting = [request.request_id for request in pool if request.row is None]
         self._tour.turns.append(Turn(parts, pages, waiting, self._preempted, self._held))
         self._preempted = []

@@ -64,7 +64,7 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     assert resolved.buckets[-1] == 4
     kv = built.engine.pool.kv
     assert kv.num_rows == 4
-    assert kv.capacity >= 4 * 48, "every row can hold a request of full length"
+    assert kv.longest_request >= 4 * 48, "every row can hold a request of full length"
     assert built.max_model_len == 48
     assert built.start.programs > 0 and all(built.start.seconds[phase] > 0 for phase in START_PHASES)
     assert max(built.start.seconds.values()) <= built.start.total, "phases may overlap"

@@ -102,7 +102,7 @@ def test_rest_does_not_count() -> None:
 def test_the_toy_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("orca_jax.sim.toy.time.perf_counter", clock)
-    toy = ToyExecutor(7, num_pages=4, page_size=4, num_rows=1, latency=10.0)
+    toy = ToyExecutor(7, num_blocks=(4,), page_size=4, num_rows=1, latency=10.0)
     sampling = row_sampling(num_prompt=1)
     toy.submit(StepPlan(0, (Member("a", 0, 0, [1], is_sampling=True, new_blocks=((0,),), sampling=sampling),)))
     clock.now = 4  # still busy

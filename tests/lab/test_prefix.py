@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
-from lab.prefix_hits import Admissions, count_missed, page_names, possible_hits
+from lab.prefix_hits import Admissions, count_missed, num_common, possible_hits
 from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import run_workload
 from orca_jax.bench.workload.generate import WorkloadRequest
@@ -18,17 +18,19 @@ def request(text: str, num_output: int = 1) -> WorkloadRequest:
     return WorkloadRequest(0.0, tuple(text.encode()), num_output)
 
 
-def test_pages_are_alike_with_all_before_them() -> None:
-    assert page_names([request("aabbcc"), request("aabbd"), request("ccbb")], 2) == [[0, 1, 2], [0, 1], [3, 4]]
+def test_common_beginnings() -> None:
+    assert [num_common("abc", other) for other in ("", "b", "ab", "abd", "abcd")] == [0, 0, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("texts", "num_pages", "hits"),
     [
         (["aabbcc", "aabbdd"], 9, 4),
-        (["aabbcc", "aabbcc"], 9, 4),  # the last token is computed
+        (["aabbcc", "aabbcc"], 9, 5),  # the last token is computed
+        (["aabbc", "aabbd"], 9, 4),
+        (["aabbcd", "ccbb"], 9, 0),
         (["aabbcc", "aabbccx"], 9, 6),
-        (["aabbcc", "xxyyzz", "aabbcc"], 6, 4),
+        (["aabbcc", "xxyyzz", "aabbcc"], 6, 5),
         (["aabbcc", "xxyyzz", "aabbcc"], 5, 4),  # cc, the oldest, is evicted
         (["aabbcc", "xxyyzz", "aabbcc"], 4, 2),
         (["aabbcc", "xxyyzz", "aabbcc"], 3, 0),
@@ -89,6 +91,6 @@ def test_prefix_ends_with_one_line_of_json(tmp_path: Path, capsys: pytest.Captur
     flags = ["--trace-data", str(path), "--num-requests", "6", "--length-scale", "0.03125", "--max-num-seqs", "1"]
     assert main(["prefix", "--model", "preset:toy", *flags]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["hit_rate"] == result["possible_hit_rate_in_order"] == pytest.approx(5 * 16 / (6 * 32))
+    assert result["hit_rate"] == result["possible_hit_rate_in_order"] == pytest.approx((16 + 4 * 31) / (6 * 32))
     assert 0 < result["reuse_share_of_wall"] < 0.5 and result["missed_evicted_tokens"] == 0
     assert main(["prefix", "--model", "preset:toy", *flags, "--scheduler", "orca"]) == 2

@@ -126,7 +126,7 @@ def replay(sock: "zmq.Socket[bytes]", start: int) -> Iterator[tuple[int, bytes]]
 
 def cached_prefixes(lab: Lab) -> set[int]:
     """The hashes of the pages in the prefix cache."""
-    return {int.from_bytes(digest[-8:], "big") for digest in lab.kv._pages._page_of}
+    return {int.from_bytes(digest[-8:], "big") for digest, page in lab.kv.prefixes._pages.items() if page.is_full}
 
 
 def test_a_subscriber_knows_the_prefix_cache(settings: KvEvents) -> None:
@@ -139,7 +139,7 @@ def test_a_subscriber_knows_the_prefix_cache(settings: KvEvents) -> None:
             connected(context, zmq.SUB, settings.endpoint) as events,
             connected(context, zmq.DEALER, settings.replay_endpoint) as request,
         ):
-            lab.kv.watch(publisher)
+            lab.kv.prefixes.watcher = publisher
             last = -1
             for number in range(12):
                 prompt = [1 + number % 3] * 9 + [number % 5] * 6
@@ -171,7 +171,7 @@ def test_prefixes_are_those_of_the_prompts(settings: KvEvents) -> None:
     lab = Lab(max_bs=2, page_size=4, shape=Shape())
     index = Index()
     with zmq.Context() as context, KvEventPublisher(settings) as publisher:
-        lab.kv.watch(publisher)
+        lab.kv.prefixes.watcher = publisher
         lab.add("a", 9, 1)
         lab.add("b", 9, 1)
         lab.run()
@@ -202,7 +202,7 @@ def test_old_batches_are_dropped(settings: KvEvents, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kv_events, "MAX_EVENTS", 1)
     with zmq.Context() as context, KvEventPublisher(settings) as publisher:
         for number in range(8):
-            publisher.removed(bytes([number]))
+            publisher.removed(bytes([number]), 0)
         with connected(context, zmq.DEALER, settings.replay_endpoint or "") as request:
             while (numbers := [number for number, _ in replay(request, 0)])[-1] < 8:
                 pass

@@ -31,7 +31,7 @@ class HeldExecutor(ToyExecutor):
     """A toy executor with a device in the hands of the test: an iteration ends when the test calls `end`."""
 
     def __init__(self) -> None:
-        super().__init__(VOCAB, PAGES, PAGE_SIZE, ROWS)
+        super().__init__(VOCAB, (PAGES,), PAGE_SIZE, ROWS)
         self.submitted: queue.SimpleQueue[str] = queue.SimpleQueue()  # the members of each plan
         self.num_waits = 0
         self.failure: Exception | None = None  # of the device
@@ -77,7 +77,7 @@ class Running:
     def __init__(self, scheduler: Scheduler) -> None:
         self.now = 0.0
         self.executor = HeldExecutor()
-        kv = KVManager(PAGES, PAGE_SIZE, ROWS, 100 if scheduler.traits.has_reservations else None)
+        kv = KVManager((PAGES,), PAGE_SIZE, ROWS, 100 if scheduler.traits.has_reservations else None)
         self.pool = RequestPool(kv, vocab_size=VOCAB, max_model_len=64)
         self.engine = Engine(self.executor, scheduler, self.pool)
         self.inbox: Inbox = queue.SimpleQueue()

@@ -35,7 +35,7 @@ def engine_of(model: Path | str, cache: str, **settings: object) -> Iterator[Bui
         yield built
         pool = built.engine.pool
         pool.check_integrity()
-        assert not built.engine.has_work and pool.kv.num_free_pages == pool.kv.num_pages
+        assert not built.engine.has_work and (pool.kv.num_free_blocks,) == pool.kv.num_blocks
         assert built.engine.executor.stats.compiles_while_serving == 0
 
 

@@ -37,7 +37,7 @@ from tests.exec.test_executor import PROMPT, make_executor, plan
 from tests.sampling import GREEDY
 from tests.serve.running import Server, running, wait_until
 
-MAX_FILES = 56
+MAX_FILES = 59
 MAX_FORMS = 18
 NUM_CALLS = 5  # only files of all calls count: a heartbeat falls into some of them
 PACKAGE = Path(orca_jax.__file__).parent
@@ -146,8 +146,8 @@ FORMS: dict[str, set[str]] = {
     "SamplingParams": set(),
     "Submit": {"Job"},
     "'frame of the link'": set(),
-    "Request": set(),
-    "Choice": {"Selection", "_SelectionBuilder"},
+    "Request": {"Page"},
+    "Choice": {"Selection", "_SelectionBuilder", "Hit"},
     "Member": {"RowSampling", "StepPlan", "InFlight"},
     "'columns of the row table'": set(),
     "Segment": set(),
@@ -162,8 +162,8 @@ FORMS: dict[str, set[str]] = {
 # Made for a call too, but without its prompt or its tokens.
 ABOUT_A_CALL = {
     "Answer", "BadLine", "Deadlines", "DeviceState", "DraftCounts", "EngineStats", "ExecutorStats", "HeadMajorPages",
-    "Heartbeat", "Range", "RequestEnd", "RequestMetrics", "ResultReady", "Row", "ToyRow", "Urgency", "Usage",
-    "VectorLayout", "VocabularyShards", "_Filters", "_SoftmaxState", "_ToyHandle",
+    "Heartbeat", "PromptDetails", "Range", "RequestEnd", "RequestMetrics", "ResultReady", "Row", "ToyRow", "Urgency",
+    "Usage", "VectorLayout", "VocabularyShards", "_Filters", "_SoftmaxState", "_ToyHandle",
 }  # fmt: skip
 
 

@@ -58,15 +58,15 @@ def test_the_prefix_cache_is_emptied() -> None:
         params, pool = SamplingParams(max_tokens=2, temperature=0), toy.engine.pool
         for _ in range(2):
             await front.answer(PROMPT, params)
-        assert pool.num_cache_hits == 8
+        assert pool.num_cache_hits == 11
         await front.client.update_weights("3")
         version, (text,), _ = await front.answer(PROMPT, params)
-        assert (version, text, pool.num_cache_hits) == (1, expected(PROMPT, 2, 3), 8)
+        assert (version, text, pool.num_cache_hits) == (1, expected(PROMPT, 2, 3), 11)
         await front.answer(PROMPT, params)
-        assert pool.num_cache_hits == 16, "pages of the new weights are found"
+        assert pool.num_cache_hits == 22, "pages of the new weights are found"
 
     run_front(toy, act)
-    assert toy.engine.pool.kv.num_free_pages == toy.engine.pool.kv.num_pages
+    assert (toy.engine.pool.kv.num_free_blocks,) == toy.engine.pool.kv.num_blocks
 
 
 def test_open_requests_are_aborted_on_request() -> None:

@@ -29,7 +29,7 @@ class ShiftedToy:
         self.prepared: list[str] = []
         executor = ToyExecutor(
             257,
-            PAGES,
+            (PAGES,),
             PAGE_SIZE,
             ROWS,
             latency=latency,

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from orca_jax.cache_spec import ONE_GROUP, LayerGroup
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine, Wait
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
 from orca_jax.sched.adapters import AdapterSlots
+from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orca import OrcaScheduler
@@ -36,6 +38,12 @@ class Shape(NamedTuple):
     stages: int = 1
 
 
+def fewest_blocks(groups: Sequence[LayerGroup], num_slots: int, page_size: int) -> tuple[int, ...]:
+    """Blocks of each pool for so many slots of each of its groups."""
+    pools = range(1 + max(group.pool for group in groups))
+    return tuple(-(-sum(group.pool == pool for group in groups) * num_slots // page_size) for pool in pools)
+
+
 class RecordingScheduler:
     """Delegates to another scheduler, and records its decisions."""
 
@@ -60,7 +68,7 @@ class RecordingExecutor(ToyExecutor):
     """A toy executor with a record of every plan."""
 
     def __init__(self, num_rows: int, kv: KVManager, override: Override | None) -> None:
-        super().__init__(VOCAB, kv.num_pages, kv.page_size, num_rows, override=override)
+        super().__init__(VOCAB, kv.num_blocks, kv.page_size, num_rows, override=override, groups=kv.groups)
         self.plans: list[StepPlan] = []
 
     def submit(self, plan: StepPlan) -> Handle:
@@ -84,16 +92,21 @@ class Lab:
         override: Override | None = None,
         shape: Shape | None = None,
         num_loras: int = 0,
+        groups: Sequence[LayerGroup] = ONE_GROUP,
+        num_drafts: int = 0,
     ) -> None:
         self.max_bs = max_bs
         self.n_slots = n_slots
         rows = max_bs * (n_workers if shape is None else shape.stages)
         if shape is None:
-            num_pages = -(-(n_slots + rows * (page_size - 1)) // page_size)
-            self.kv = KVManager(num_pages, page_size, rows, n_slots)
+            num_blocks = fewest_blocks(groups, n_slots + rows * (page_size - 1), page_size)
+            self.kv = KVManager(num_blocks, page_size, rows, n_slots, groups=groups, num_drafts=num_drafts)
             scheduler = SCHEDULERS[name](max_bs, n_workers)
         else:
-            self.kv = KVManager(shape.num_pages or rows * -(-max_model_len // page_size), page_size, rows)
+            per_group = shape.num_pages or rows * -(-max_model_len // page_size)
+            num_blocks = fewest_blocks(groups, per_group * page_size, page_size)
+            longest = shape.budget + num_drafts
+            self.kv = KVManager(num_blocks, page_size, rows, groups=groups, longest=longest)
             scheduler = ChunkedScheduler(
                 max_bs,
                 shape.budget,
@@ -161,9 +174,9 @@ class Lab:
                 break
             self.step()
         assert not self.engine.has_work, "requests starve"
-        assert self.kv.num_free_pages == self.kv.num_pages
+        assert by_pool(self.kv.num_free_blocks) == self.kv.num_blocks
         assert self.kv.num_held_rows == 0
-        assert self.kv.reserved_slots == 0
+        assert self.kv.reserved_slots == self.kv.no_blocks
 
     @property
     def batches(self) -> list[str]:

@@ -146,7 +146,7 @@ def test_a_wrong_oracle_is_found(change: tuple[str, str]) -> None:
 
 SCHEDULERS_CHANGED = {
     "continue for break": (
-        "n_rsrv += request.max_total  # 24, 26\n",
+        "n_rsrv += kv.demand(len(request.prompt_ids), request.max_total)  # 24, 26\n",
         "if n_rsrv + request.max_total > kv.capacity:\n                    continue\n"
         "                n_rsrv += request.max_total\n",
     ),

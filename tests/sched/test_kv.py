@@ -1,4 +1,4 @@
-"""Rows, reserved slots and pages."""
+"""Rows, reserved slots and blocks."""
 
 import math
 from collections.abc import Callable
@@ -13,43 +13,48 @@ from orca_jax.sched.kv import KVManager
 
 
 def holding(slots: int = 10) -> tuple[KVManager, int]:
-    kv = KVManager(num_pages=8, page_size=4, num_rows=2, n_slots=26)
+    kv = KVManager(num_blocks=(8,), page_size=4, num_rows=2, n_slots=26)
     row = kv.acquire_row()
-    kv.reserve(row, slots)
+    kv.reserve(row, 1, slots)
     return kv, row
+
+
+def new_blocks(kv: KVManager, row: int, num_tokens: int) -> list[int]:
+    return [block for blocks in kv.allocate(row, num_tokens) for block in blocks]
 
 
 @pytest.mark.parametrize("param", ["num_pages", "page_size", "num_rows", "n_slots"])
 def test_sizes_are_positive(param: str) -> None:
-    sizes = {"num_pages": 8, "page_size": 4, "num_rows": 2, "n_slots": 26, param: 0}
+    sizes = {"num_blocks": (8,), "page_size": 4, "num_rows": 2, "n_slots": 26}
+    sizes |= {"num_blocks": (0,)} if param == "num_pages" else {param: 0}
     with pytest.raises(ConfigError, match=param) as caught:
         KVManager(**sizes)
     assert caught.value.param == param
 
 
 def test_pages_cover_every_reservation() -> None:
-    KVManager(num_pages=8, page_size=4, num_rows=2, n_slots=26)  # 8 * 4 == 26 + 2 * 3
+    KVManager(num_blocks=(8,), page_size=4, num_rows=2, n_slots=26)  # 8 * 4 == 26 + 2 * 3
     with pytest.raises(ConfigError, match="at most 26 or raise num_pages to 9") as caught:
-        KVManager(num_pages=8, page_size=4, num_rows=2, n_slots=27)
+        KVManager(num_blocks=(8,), page_size=4, num_rows=2, n_slots=27)
     assert caught.value.param == "n_slots"
-    KVManager(num_pages=9, page_size=4, num_rows=2, n_slots=27)
+    KVManager(num_blocks=(9,), page_size=4, num_rows=2, n_slots=27)
 
 
 def test_too_few_pages_for_the_rows() -> None:
     with pytest.raises(ConfigError, match="raise num_pages to 7") as caught:
-        KVManager(num_pages=1, page_size=4, num_rows=8, n_slots=3)
+        KVManager(num_blocks=(1,), page_size=4, num_rows=8, n_slots=3)
     assert caught.value.param == "num_pages"
-    KVManager(num_pages=7, page_size=4, num_rows=8, n_slots=3)
+    KVManager(num_blocks=(7,), page_size=4, num_rows=8, n_slots=3)
 
 
 def test_pages_come_as_tokens_are_written() -> None:
     kv, row = holding(slots=10)
-    assert list(kv.allocate(row, 4)) == [0]
-    assert list(kv.allocate(row, 4)) == []
-    assert list(kv.allocate(row, 10)) == [1, 2]
-    assert list(kv.allocate(row, 1)) == []
-    assert list(kv.pages_of(row)) == [0, 1, 2]
-    assert kv.num_free_pages == 5
+    assert new_blocks(kv, row, 4) == [0]
+    assert new_blocks(kv, row, 4) == []
+    assert new_blocks(kv, row, 10) == [1, 2]
+    assert new_blocks(kv, row, 1) == []
+    assert list(kv.blocks_of(row)[0]) == [0, 1, 2]
+    assert kv.num_free_blocks == 5
     kv.check_integrity()
 
 
@@ -60,50 +65,53 @@ def test_release_restores_the_start() -> None:
     kv.release(row)
     kv.release_row(row)
     kv.check_integrity()
-    assert (kv.num_free_pages, kv.num_held_rows, kv.num_free_rows, kv.reserved_slots) == (8, 0, 2, 0)
+    assert (kv.num_free_blocks, kv.num_held_rows, kv.num_free_rows, kv.reserved_slots) == (8, 0, 2, 0)
     again = kv.acquire_row()
-    kv.reserve(again, 12)
+    kv.reserve(again, 1, 12)
     assert again == row
-    assert list(kv.allocate(again, 12)) == [0, 1, 2], "the page used last is reused first"
+    assert new_blocks(kv, again, 12) == [0, 1, 2], "the page used last is reused first"
 
 
 def test_misuse_is_noticed() -> None:
     kv, row = holding(slots=10)
     with pytest.raises(AssertionError, match="reserved already"):
-        kv.reserve(row, 1)
+        kv.reserve(row, 1, 1)
     with pytest.raises(AssertionError, match="needs slots for 13"):
         kv.allocate(row, 13)
     with pytest.raises(AssertionError, match="still reserves"):
         kv.release_row(row)
     other = kv.acquire_row()
     with pytest.raises(AssertionError, match="n_slots=26"):
-        kv.reserve(other, 17)
+        kv.reserve(other, 1, 17)
     with pytest.raises(AssertionError, match="reserved nothing"):
         kv.release(other)
     with pytest.raises(AssertionError, match="all 2 rows"):
         kv.acquire_row()
     kv.allocate(row, 4)
     kv.release(row)
-    with pytest.raises(AssertionError, match="still holds pages"):
+    with pytest.raises(AssertionError, match="still holds blocks"):
         kv.release_row(row)
     kv.release_row(other)
     with pytest.raises(AssertionError, match="not held"):
         kv.release_row(other)
     with pytest.raises(AssertionError, match="not held"):
-        kv.reserve(other, 1)
+        kv.reserve(other, 1, 1)
 
 
 DAMAGE: dict[str, tuple[Callable[[KVManager, int], object], str]] = {
-    "lost page": (lambda kv, row: kv._pages._free.pop(), "not all pages"),
-    "page freed twice": (lambda kv, row: kv._pages._free.append(7), "not all pages"),
-    "page in one row twice": (lambda kv, row: kv._pages_of_row[row].append(0), r"holds a page twice: \[0, 1, 0\]"),
+    "lost block": (lambda kv, row: kv._pools[0]._free.pop(), "not all blocks"),
+    "block freed twice": (lambda kv, row: kv._pools[0]._free.append(7), "not all blocks"),
+    "block in one row twice": (
+        lambda kv, row: kv._blocks_of_row[row][0].__setitem__(1, 0),
+        r"holds a block twice: \[0, 0\]",
+    ),
     "wrong sum": (lambda kv, row: setattr(kv, "reserved_slots", 9), "the rows' sum is 12"),
-    "too much reserved": (lambda kv, row: setattr(kv, "n_slots", 9), "12 of 9 slots"),
+    "too much reserved": (lambda kv, row: setattr(kv, "capacity", 9), "12 of 9 slots"),
     "held row among the free": (lambda kv, row: kv._free_rows.append(row), "free and held rows differ"),
     "lost row": (lambda kv, row: kv._held.__setitem__(row, False), "free and held rows differ"),
-    "pages beyond the reservation": (lambda kv, row: kv._slots_of_row.__setitem__(row, 4), "covers 1"),
-    "reservation without a row": (lambda kv, row: kv._slots_of_row.__setitem__(1, 4), "free row 1 reserves"),
-    "pages without a row": (lambda kv, row: kv._pages_of_row[1].append(7), "free row 1 holds pages"),
+    "blocks beyond the reservation": (lambda kv, row: kv._slots_of_row.__setitem__(row, (4,)), "covers 1"),
+    "reservation without a row": (lambda kv, row: kv._slots_of_row.__setitem__(1, (4,)), "free row 1 reserves"),
+    "blocks without a row": (lambda kv, row: kv._blocks_of_row[1][0].append(7), "free row 1 holds blocks"),
 }
 
 
@@ -123,7 +131,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = KVManager(num_pages=9, page_size=4, num_rows=3, n_slots=27)
+        self.kv = KVManager(num_blocks=(9,), page_size=4, num_rows=3, n_slots=27)
         self.rows: dict[int, tuple[int, int]] = {}  # row -> slots reserved, tokens written
 
     @property
@@ -136,7 +144,7 @@ class AnyOrder(RuleBasedStateMachine):
         slots = data.draw(st.integers(1, 27 - self.reserved))
         row = self.kv.acquire_row()
         assert row not in self.rows
-        self.kv.reserve(row, slots)
+        self.kv.reserve(row, 1, slots)
         self.rows[row] = (slots, 0)
 
     @precondition(lambda self: self.rows)
@@ -145,9 +153,9 @@ class AnyOrder(RuleBasedStateMachine):
         row = data.draw(st.sampled_from(sorted(self.rows)))
         slots, written = self.rows[row]
         tokens = data.draw(st.integers(written, slots))
-        before = list(self.kv.pages_of(row))
-        new = self.kv.allocate(row, tokens)
-        assert [*before, *new] == list(self.kv.pages_of(row))
+        before = list(self.kv.blocks_of(row)[0])
+        new = new_blocks(self.kv, row, tokens)
+        assert [*before, *new] == list(self.kv.blocks_of(row)[0])
         self.rows[row] = (slots, tokens)
 
     @precondition(lambda self: self.rows)
@@ -165,7 +173,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.kv.reserved_slots == self.reserved
         assert self.kv.num_held_rows == len(self.rows)
         pages = sum(math.ceil(tokens / 4) for _, tokens in self.rows.values())
-        assert self.kv.num_free_pages == 9 - pages
+        assert self.kv.num_free_blocks == 9 - pages
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -346,7 +346,7 @@ def test_unused_names_are_forgotten() -> None:
 def test_thousands_wait(name: str) -> None:
     """A selection reads few of the requests; aborted ones leave nothing behind."""
     ordering = ORDERINGS[name]()
-    pool = RequestPool(KVManager(100, 4, 8), vocab_size=VOCAB, max_model_len=64)
+    pool = RequestPool(KVManager((100,), 4, 8), vocab_size=VOCAB, max_model_len=64)
     params = SamplingParams(max_tokens=4)
     wishes = [Urgency(number % 7, f"tenant {number % 1000}", 1.0 + number % 13) for number in range(10_000)]
     for number, wish in enumerate(wishes):
@@ -366,7 +366,7 @@ def test_thousands_wait(name: str) -> None:
 def test_aborted_requests_at_the_end_of_the_queue_are_dropped(name: str) -> None:
     """Under load the end of the queue may never be reached, and its requests hold prompts."""
     ordering = ORDERINGS[name]()
-    pool = RequestPool(KVManager(100, 4, 8), vocab_size=VOCAB, max_model_len=64)
+    pool = RequestPool(KVManager((100,), 4, 8), vocab_size=VOCAB, max_model_len=64)
     params = SamplingParams(max_tokens=4)
     first = pool.add("first", [1], params, seed=0, arrival=0.0, urgency=Urgency(-1, "ann", 1.0))
     gc.freeze()  # objects of other tests need not be visited

@@ -15,7 +15,7 @@ EOS = 9
 
 
 def pool_of(n_slots: int = 40) -> RequestPool:
-    kv = KVManager(num_pages=20, page_size=4, num_rows=4, n_slots=n_slots)
+    kv = KVManager(num_blocks=(20,), page_size=4, num_rows=4, n_slots=n_slots)
     return RequestPool(kv, vocab_size=10, max_model_len=32, eos_token_ids=[EOS])
 
 

@@ -39,7 +39,7 @@ def play(
     lengths = {str(number): arrival.num_generated for number, arrival in enumerate(arrivals)}
     executor = SimExecutor(cost, clock, lengths, num_stages=num_stages)
     has_slots = scheduler.traits.has_reservations
-    kv = KVManager(PAGES, PAGE_SIZE, 64, PAGES * PAGE_SIZE // 2 if has_slots else None)
+    kv = KVManager((PAGES,), PAGE_SIZE, 64, PAGES * PAGE_SIZE // 2 if has_slots else None)
     engine = Engine(executor, scheduler, RequestPool(kv, vocab_size=2, max_model_len=1024), clock=clock)
     coming, ends = list(enumerate(arrivals)), {}
 

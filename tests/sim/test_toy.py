@@ -15,7 +15,7 @@ FIRST = Member("a", row=0, start=0, ids=[1, 2, 3], is_sampling=True, new_blocks=
 
 
 def toy(**options) -> ToyExecutor:
-    return ToyExecutor(vocab_size=10, num_pages=6, page_size=2, num_rows=2, **options)
+    return ToyExecutor(vocab_size=10, num_blocks=(6,), page_size=2, num_rows=2, **options)
 
 
 def run(executor: ToyExecutor, *members: Member) -> StepResult:

@@ -2,9 +2,7 @@
 
 import msgspec
 
-from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, SchedulerName, SpeculativeConfig
-from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.read import Timeline, members, parse_timeline
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
 from tests.sched.lab import Lab, Shape
@@ -35,7 +33,7 @@ class TracedLab(Lab):
             check_in_interval=shape.check_in_interval if shape else 1,
             speculative_config=speculative,
         )
-        cache = CacheConfig(one_group(TOY_MODEL.layer_caches), (self.kv.num_pages,), self.kv.page_size, "float32")
+        cache = CacheConfig(self.kv.groups, self.kv.num_blocks, self.kv.page_size, "float32")
         budget = shape.budget if shape else 1000
         head = TimelineHeader(TIMELINE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
         self.parts: list[bytes] = []

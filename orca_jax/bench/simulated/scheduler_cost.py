@@ -70,7 +70,7 @@ def measure(rate: float, scheduler: KnownScheduler, num_requests: int) -> dict[s
     rows = MAX_BS * scheduler.n_workers
     pages = rows * 42  # of 16 tokens: enough for all rows
     n_slots = pages * 16 - rows * 15 if scheduler.traits.has_reservations else None
-    pool = RequestPool(KVManager(pages, 16, rows, n_slots), vocab_size=OTHER_ID + 1, max_model_len=1024)
+    pool = RequestPool(KVManager((pages,), 16, rows, n_slots), vocab_size=OTHER_ID + 1, max_model_len=1024)
     engine = Engine(executor, scheduler, pool, clock=clock)
     prompt = [1] * max([request.num_prompt for request in requests])
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from orca_jax.sched.blocks import not_below_zero
 from orca_jax.sched.drafts.gain import NO_GAIN, IterationTimes, Share, best_share
 from orca_jax.sched.drafts.proposer import Chance, Proposer, Wish
 from orca_jax.sched.kv import KVManager
@@ -162,7 +163,7 @@ class SpeculativeScheduler:
             self._pause = self._until_try = 2 * self._pause
 
     def _with_drafts(self, choices: Sequence[Choice], kv: KVManager) -> tuple[list[Choice], Sequence[Sequence[int]]]:
-        """The choices with proposals, as many as pay off and as pages are free."""
+        """The choices with proposals, as many as pay off and as blocks are free."""
         able = [choice.request for choice in choices if _is_known(choice) and _may_propose(choice.request)]
         chances = []
         for request in able:
@@ -170,7 +171,7 @@ class SpeculativeScheduler:
             chances.append((Chance(1.0, self._proposer.chance(request).each), count))
         share = self._share(choices, chances)
         wishes = _split(able, chances, share.most if self._is_trying else share.number)
-        wishes = _with_pages(wishes, choices, kv)
+        wishes = _with_blocks(wishes, choices, kv)
         proposals = dict(zip([wish.request.request_id for wish in wishes], self._proposer.propose(wishes), strict=True))
         extended = []
         for choice in choices:
@@ -260,21 +261,26 @@ def _split(requests: Sequence[Request], chances: Sequence[tuple[Chance, int]], c
     return [Wish(request, number) for request, number in zip(requests, counts, strict=True) if number]
 
 
-def _with_pages(wishes: Sequence[Wish], choices: Sequence[Choice], kv: KVManager) -> list[Wish]:
-    """The wishes as far as pages are free beside those for the choices."""
+def _with_blocks(wishes: Sequence[Wish], choices: Sequence[Choice], kv: KVManager) -> list[Wish]:
+    """The wishes as far as blocks are free beside those for the choices."""
     if kv.has_reservations:  # a request reserves slots for all its tokens
         return list(wishes)
-    needed = [(choice.request, choice.request.num_computed + choice.num_tokens) for choice in choices]
-    free = kv.num_free_pages - sum([kv.lacking(request.row, end) for request, end in needed])
+    free = kv.num_free_blocks
+    for choice in choices:
+        request, end = choice.request, choice.request.num_computed + choice.num_tokens
+        free -= (
+            kv.needed(choice.hit, choice.hit.num_tokens + end) if request.row is None else kv.lacking(request.row, end)
+        )
+    free = not_below_zero(free)
     kept = []
     for request, count in wishes:
         assert request.row is not None, f"{request.request_id} has no row"
         end = request.num_computed + 1
         base = kv.lacking(request.row, end)
-        pages = kv.lacking(request.row, end + count) - base
-        if pages > max(free, 0):
-            pages, count = 0, (len(kv.pages_of(request.row)) + base) * kv.page_size - end
-        free -= pages
+        blocks = kv.lacking(request.row, end + count) - base
+        if blocks > free:
+            blocks, count = kv.no_blocks, kv.room(request.row, base) - end
+        free -= blocks
         if count:
             kept.append(Wish(request, count))
     return kept

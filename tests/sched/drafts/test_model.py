@@ -18,7 +18,7 @@ PAGES = 16  # of 4 tokens
 
 
 def make_proposer(num_rows: int = 3, override: Override | None = None) -> ModelProposer:
-    executor = ToyExecutor(VOCAB, num_rows * PAGES, 4, num_rows, override=override)
+    executor = ToyExecutor(VOCAB, (num_rows * PAGES,), 4, num_rows, override=override)
     return ModelProposer(executor, num_rows, PAGES, 4)
 
 

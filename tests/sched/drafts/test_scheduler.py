@@ -113,7 +113,7 @@ def flat_lab(proposer: Oracle | ModelProposer, limits: DraftLimits = LIMITS) -> 
 
 def test_wrong_proposals_stop_and_are_tried_again() -> None:
     """A draft model that is always wrong: fewer than one iteration in ten has its proposals in the end."""
-    executor = ToyExecutor(VOCAB, 4 * 100, 4, 4, override=lambda name, length, token: (token + 1) % VOCAB)
+    executor = ToyExecutor(VOCAB, (4 * 100,), 4, 4, override=lambda name, length, token: (token + 1) % VOCAB)
     lab, _ = flat_lab(ModelProposer(executor, 4, 100, 4))
     for name in "ABC":
         lab.add(name, 5, 390)
@@ -139,8 +139,8 @@ def test_right_proposals_go_on() -> None:
 )
 def test_limits(changes: dict[str, int], most: int) -> None:
     lab, _ = flat_lab(Oracle(), dataclasses.replace(LIMITS, **changes))
-    for name in "ABC":
-        lab.add(name, 5, 60)
+    for number, name in enumerate("ABC"):  # equal prompts would start one after another
+        lab.engine.add(name, [number, 2, 3, 4, 5], SamplingParams(max_tokens=60, temperature=0))
     lab.run()
     assert max(sum(member.num_drafts for member in plan.members) for plan in lab.executor.plans[:-1]) <= most
     assert (lab.pool.drafts.num_drafts > 0) == (most > 0)

@@ -1,0 +1,264 @@
+"""The prefix cache: pages of earlier and of running requests, found by their content in each group of layers.
+
+A page is `page_size` tokens of a prompt, or fewer at its end. Its digest covers all tokens from the first one on. A row
+begins with the blocks of equal full pages. The page after them may be equal at its beginning only: then the row copies
+it, and continues from there.
+"""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from orca_jax.cache_spec import NO_BLOCK, LayerGroup
+from orca_jax.request import Adapter
+from orca_jax.sched.blocks import BlockName, BlockPool
+
+ID_BYTES = 4
+WORTH_A_COPY = 16  # tokens that a copy must save, unless it saves all of the prompt but one
+
+
+class CacheWatcher(Protocol):
+    """Receives the changes of the prefix cache, in order, in the engine's thread: calls must be short."""
+
+    def stored(
+        self, digest: bytes, parent: bytes | None, ids: Sequence[int], salt: str, adapter: Adapter | None, group: int
+    ) -> None:
+        """A full page can be found from now on.
+
+        Args:
+            digest: the digest of the page and of all content before it.
+            parent: the digest of the page before it; None for the first page of a prompt.
+            ids: the ids of its tokens.
+            salt: the salt of the request; pages with different salts are never shared.
+            adapter: the adapter of the request; pages with different adapters are never shared.
+            group: of layers, see `cache_spec.py`.
+        """
+        ...
+
+    def removed(self, digest: bytes, group: int) -> None:
+        """A full page can no longer be found."""
+        ...
+
+
+class Page(NamedTuple):
+    """The content of a page.
+
+    Attributes:
+        digest: of its tokens and of all before them.
+        parent: the digest of the page before it, or of salt and adapter.
+        ids: of its tokens, 4 bytes each.
+        roots: digests of the first pages that its content was computed from; wrong values spread along them.
+        is_full: False for the last page of a prompt or a text.
+    """
+
+    digest: bytes
+    parent: bytes
+    ids: bytes
+    roots: frozenset[bytes]
+    is_full: bool = True
+
+
+class Hit(NamedTuple):
+    """What the prefix cache has of a prompt.
+
+    Attributes:
+        num_tokens: tokens that need not be computed.
+        blocks: of full pages, by group; `NO_BLOCK` before a window.
+        sources: a block of each group to copy, for the tokens after the full pages; () if there are none.
+    """
+
+    num_tokens: int = 0
+    blocks: tuple[Sequence[int], ...] = ()
+    sources: tuple[int, ...] = ()
+
+    def without_copy(self, page_size: int) -> "Hit":
+        """The full pages alone."""
+        num_pages = len(self.blocks[0])
+        return Hit(num_pages * page_size, self.blocks) if num_pages else NO_HIT
+
+
+NO_HIT = Hit()
+
+
+class PrefixCache:
+    """Names blocks by group and content. Its pools keep named blocks until their memory is needed.
+
+    Args:
+        pools: of each group; the cache gives names in them, and must get those of the blocks that they take.
+        groups: of layers.
+        page_size: tokens of a full page.
+    """
+
+    def __init__(self, pools: Sequence[BlockPool], groups: Sequence[LayerGroup], page_size: int) -> None:
+        self.watcher: CacheWatcher | None = None
+        self._pools = pools
+        self._page_size = page_size
+        self._full = [index for index, group in enumerate(groups) if group.window is None]
+        self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
+        self._blocks: list[dict[bytes, int]] = [{} for _ in groups]  # by digest, for each group
+        self._pages: dict[bytes, Page] = {}  # by digest
+        # For each parent, the pages after it that all groups have, as (ids, digest), sorted: the longest common
+        # beginning is that with a neighbour.
+        self._following: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
+
+    def remember(self, blocks: Sequence[int], page: Page) -> Sequence[int]:
+        """BlockName the blocks of a page, one for each group; the first block with a content counts.
+
+        A block whose earlier name was that of the beginning of this page gets the new one.
+
+        Returns:
+            The groups in which the content is new.
+        """
+        new = []
+        for group, block in enumerate(blocks):
+            if block == NO_BLOCK:
+                continue
+            name = self._pools[group].name_of(block)
+            if name is not None:
+                if name[1] == page.digest or self._pages[name[1]].is_full:
+                    continue
+                self._erase(name)
+            if page.digest not in self._blocks[group]:
+                self._blocks[group][page.digest] = block
+                self._pools[group].give_name(block, (group, page.digest))
+                new.append(group)
+        if new:
+            known = self._pages.get(page.digest, page)
+            self._pages[page.digest] = page._replace(roots=page.roots | known.roots)
+            if self._is_whole(page.digest):
+                insort(self._following[page.parent], (page.ids, page.digest))
+        return new
+
+    def find(self, digests: Sequence[bytes], start: bytes, most: int, ids: Callable[[int], bytes] | None) -> Hit:
+        """The longest beginning of a prompt in the cache.
+
+        Args:
+            digests: of its full pages, in order.
+            start: the digest before the first one, of salt and adapter.
+            most: tokens that may be found.
+            ids: returns the ids from a position on, as bytes, up to `most` and to the end of a page. None: a hit ends
+                with a full page.
+        """
+        count = self._num_full(digests)
+        parent = digests[count - 1] if count else start
+        source, num_copied = b"", 0
+        if ids is not None and parent in self._following:
+            source, num_copied = self._inside(parent, count, most, ids)
+        if not count and not num_copied:
+            return NO_HIT
+        found = list(digests[:count])
+        size = self._page_size
+        blocks: list[Sequence[int]] = [()] * len(self._blocks)
+        for group in self._full:
+            named = self._blocks[group]
+            blocks[group] = [named[digest] for digest in found]
+        for group, layers in self._windows:
+            named, first = self._blocks[group], layers.first_needed(count * size) // size
+            blocks[group] = [NO_BLOCK] * first + [named[digest] for digest in found[first:]]
+        sources = tuple([named[source] for named in self._blocks]) if num_copied else ()
+        return Hit(count * size + num_copied, tuple(blocks), sources)
+
+    def roots_of(self, hit: Hit) -> frozenset[bytes]:
+        """The roots of all pages of a hit, directly after `find`."""
+        found: set[bytes] = set()
+        for group, pool in enumerate(self._pools):
+            for block in (*hit.blocks[group], *hit.sources[group : group + 1]):
+                name = None if block == NO_BLOCK else pool.name_of(block)
+                if name is not None:
+                    found |= self._pages[name[1]].roots
+        return frozenset(found)
+
+    def forget(self, roots: frozenset[bytes]) -> None:
+        """Erase all pages with one of these roots. Kept blocks become free; holders keep theirs, unfindable."""
+        for page in [page for page in self._pages.values() if page.roots & roots]:
+            self._erase_page(page)
+
+    def forget_all(self) -> None:
+        """Erase all pages. Kept blocks become free; holders keep theirs, unfindable."""
+        for page in list(self._pages.values()):
+            self._erase_page(page)
+
+    def taken(self, name: BlockName) -> None:
+        """Erase the content of a block that its pool takes for a new one."""
+        group, digest = name
+        page = self._pages[digest]
+        if self._is_whole(digest):
+            following = self._following[page.parent]
+            del following[bisect_left(following, (page.ids, digest))]
+            if not following:
+                del self._following[page.parent]
+        del self._blocks[group][digest]
+        if not any([digest in named for named in self._blocks]):
+            del self._pages[digest]
+        if page.is_full and self.watcher is not None:
+            self.watcher.removed(digest, group)
+
+    def _num_full(self, digests: Sequence[bytes]) -> int:
+        """The number of full pages to begin with: those of the groups with all tokens, as far as windows have them."""
+        count = len(digests)
+        for group in self._full:
+            named = self._blocks[group]
+            for place in range(count):
+                if digests[place] not in named:
+                    count = place
+                    break
+        before = -1
+        while self._windows and count != before:  # one group may have shortened what another one has
+            before = count
+            for group, layers in self._windows:
+                count = self._with_window(group, layers, digests, count)
+        return count
+
+    def _with_window(self, group: int, layers: LayerGroup, digests: Sequence[bytes], count: int) -> int:
+        """The largest number of pages up to `count` whose last ones, as far as the window reaches, are in the cache."""
+        named, place = self._blocks[group], count
+        while place > layers.first_needed(count * self._page_size) // self._page_size:
+            place -= 1
+            if digests[place] not in named:
+                count = place
+        return count
+
+    def _inside(self, parent: bytes, count: int, most: int, ids: Callable[[int], bytes]) -> tuple[bytes, int]:
+        """The page after `count` full ones with the longest common beginning, and its tokens; 0 if not worth a copy."""
+        wanted, following = ids(count * self._page_size), self._following[parent]
+        place = bisect_left(following, (wanted, b""))
+        neighbours = following[max(0, place - 1) : place + 1]
+        num_common, source = max([(_num_common(wanted, each), digest) for each, digest in neighbours])
+        is_rest = count * self._page_size + num_common == most
+        return (source, num_common) if num_common >= WORTH_A_COPY or (num_common and is_rest) else (b"", 0)
+
+    def _is_whole(self, digest: bytes) -> bool:
+        return all([digest in named for named in self._blocks])
+
+    def _erase(self, name: BlockName) -> None:
+        group, digest = name
+        self._pools[group].take_name(self._blocks[group][digest])
+        self.taken(name)
+
+    def _erase_page(self, page: Page) -> None:
+        for group, named in enumerate(self._blocks):
+            if page.digest in named:
+                self._erase((group, page.digest))
+
+    def check_integrity(self) -> None:
+        """Assert that names, pages and the index agree. Raises AssertionError."""
+        for group, named in enumerate(self._blocks):
+            for digest, block in named.items():
+                assert self._pools[group].name_of(block) == (group, digest), f"block {block} has another name"
+                assert digest in self._pages, f"the content of block {block} is unknown"
+        whole = sorted(
+            (page.parent, page.ids, digest) for digest, page in self._pages.items() if self._is_whole(digest)
+        )
+        listed = [(parent, *each) for parent, following in sorted(self._following.items()) for each in following]
+        assert listed == whole, "the index of pages differs from the pages"
+        assert all(any(digest in named for named in self._blocks) for digest in self._pages), "a page has no block"
+
+
+def _num_common(one: bytes, other: bytes) -> int:
+    """The number of equal ids at the beginning of both."""
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:
+        return size // ID_BYTES
+    differing = int.from_bytes(one[:size], "little") ^ int.from_bytes(other[:size], "little")
+    return ((differing & -differing).bit_length() - 1) // (8 * ID_BYTES)

@@ -1,0 +1,144 @@
+"""Requests and the prefix cache: the beginning of a new request, and the pages of running and ended ones."""
+
+from collections.abc import Collection, Iterable
+
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.prefix import NO_HIT, Hit, Page
+from orca_jax.sched.request import Request, id_bytes, page_digest
+
+
+class PrefixReuse:
+    """Finds the beginnings of waiting requests, and adds the pages of others to the prefix cache.
+
+    Full pages enter it when their tokens are computed, the last page of a prompt too, and the last page of a request
+    when it leaves its row. A request waits while another one computes the same prompt.
+
+    Args:
+        kv: rows and blocks.
+        copies: True if the executor runs `StepPlan.copies`; otherwise a hit ends with a full page.
+    """
+
+    def __init__(self, kv: KVManager, copies: bool = True) -> None:
+        self._copies = copies
+        self._kv = kv
+        self._size = kv.page_size
+        self._computing: dict[bytes, Request] = {}  # by the digest of a prompt: the request that computes it
+
+    def find(self, request: Request) -> Hit:
+        """The beginning of a waiting request in the prefix cache; at least one token is left to compute."""
+        if not request.may_read_prefixes:
+            return NO_HIT
+        size, most = self._size, request.num_tokens - 1
+
+        def ids(start: int) -> bytes:
+            return id_bytes(request.ids_from(start, min(size, most - start)))
+
+        digests = request.digests(size, most // size)
+        return self._kv.prefixes.find(digests, request.first_digest, most, ids if self._copies else None)
+
+    def awaits_prompt(self, request: Request, chosen: Collection[bytes]) -> bool:
+        """True if a waiting request can soon begin with all of its prompt but one token, and computes it otherwise.
+
+        Args:
+            request: waits for its row.
+            chosen: digests of the prompts of requests chosen before it.
+        """
+        if (
+            not self._copies
+            or not (self._computing or chosen)
+            or not request.may_read_prefixes
+            or len(request.prompt_ids) == 1
+        ):
+            return False
+        digest = self.digest_of_prompt(request)
+        return digest in chosen or digest in self._computing
+
+    def digest_of_prompt(self, request: Request) -> bytes:
+        """The digest of all of a prompt."""
+        if not request.prompt_digest:
+            num_full = len(request.prompt_ids) // self._size
+            parent = self._digest_before(request, num_full)
+            request.prompt_digest = page_digest(parent, id_bytes(request.prompt_ids[num_full * self._size :]))
+        return request.prompt_digest
+
+    def begin(self, request: Request, row: int, hit: Hit) -> None:
+        """Begin a row with a hit of its request, and let others with the same prompt wait until it is computed."""
+        num_prompt = len(request.prompt_ids)
+        request.roots = frozenset()
+        if hit.num_tokens:
+            request.roots = self._kv.prefixes.roots_of(hit)
+            self._kv.share(row, hit)
+            request.num_remembered = len(hit.blocks[0])
+            request.num_computed = hit.num_tokens
+        request.remembers_at = min((request.num_remembered + 1) * self._size, num_prompt)
+        digest = self.digest_of_prompt(request)
+        if request.num_computed < num_prompt - 1:
+            self._computing.setdefault(digest, request)
+
+    def leave(self, request: Request, row: int, start: int) -> None:
+        """Add pages before blocks of them leave the row, since no token from position `start` on reads them."""
+        if not request.is_suspect and self._kv.num_left(start) > request.num_remembered:
+            self.remember(request, row)
+
+    def end(self, request: Request, row: int) -> None:
+        """Add the last page of a request that leaves its row."""
+        self._is_computed(request)
+        if not request.is_suspect:
+            self.remember(request, row)
+            self._remember_last(request, row, min(request.num_computed, request.num_tokens))
+
+    def remember(self, request: Request, row: int) -> None:
+        """Add pages of a running request, as far as their ids are known to the host."""
+        if request.num_computed < request.remembers_at:
+            return  # nearly always
+        size, num_prompt, watcher = self._size, len(request.prompt_ids), self._kv.prefixes.watcher
+        num_full = min(request.num_computed, request.num_tokens) // size
+        digests = request.digests(size, num_full)
+        for index in range(request.num_remembered, num_full):
+            parent, ids = self._digest_before(request, index), request.ids_from(index * size, size)
+            request.roots = request.roots or frozenset((digests[0],))
+            new = self._kv.remember(row, index, Page(digests[index], parent, id_bytes(ids), request.roots))
+            if watcher is not None:
+                before, salt = parent if index else None, request.params.cache_salt
+                for group in new:
+                    watcher.stored(digests[index], before, ids, salt, request.adapter, group)
+        request.num_remembered = max(request.num_remembered, num_full)
+        request.remembers_at = (request.num_remembered + 1) * size
+        if request.num_computed < num_prompt:
+            request.remembers_at = min(request.remembers_at, num_prompt)
+        elif self._is_computed(request):
+            self._remember_last(request, row, num_prompt)
+
+    def distrust(self, request: Request, running: Iterable[Request]) -> None:
+        """Remove pages with possible NaN from the prefix cache, after logits with values that are not finite.
+
+        The wrong values may be in any page that the request wrote, shared or copied, and in all pages computed from
+        these, of live requests and of earlier ones. They have a root in common.
+        """
+        if not request.roots:  # it has neither found nor remembered a page
+            return
+        self._kv.prefixes.forget(request.roots)
+        for other in running:
+            if other.roots & request.roots:
+                other.is_suspect = True
+
+    def _digest_before(self, request: Request, index: int) -> bytes:
+        """The digest of all tokens before a page."""
+        return request.digests(self._size, index)[-1] if index else request.first_digest
+
+    def _remember_last(self, request: Request, row: int, num_tokens: int) -> None:
+        """Add the page after the full ones, as far as it has tokens below `num_tokens`."""
+        index = request.num_remembered
+        ids = id_bytes(request.ids_from(index * self._size, max(0, num_tokens - index * self._size)))
+        if ids and self._copies:
+            parent = self._digest_before(request, index)
+            digest = page_digest(parent, ids)
+            request.roots = request.roots or frozenset((digest,))
+            self._kv.remember(row, index, Page(digest, parent, ids, request.roots, is_full=False))
+
+    def _is_computed(self, request: Request) -> bool:
+        """End the wait for the prompt of a request; False if no request waits for it."""
+        if self._computing.get(request.prompt_digest) is not request:
+            return False
+        del self._computing[request.prompt_digest]
+        return True
