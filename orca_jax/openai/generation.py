@@ -169,7 +169,7 @@ class OpenChoice:
             if was_inside or parser.is_inside:
                 self.num_reasoning = self.output.num_tokens
             if is_last or self.output.finish_reason is not None:
-                return parts
+                return whole_parts(parts)
             ids = ids[1:]
 
     def _parse(self, parser: ToolParser, ids: Sequence[int], finish_reason: FinishReason | None) -> list[OutputPart]:

@@ -116,12 +116,12 @@ class ResponseUsage(msgspec.Struct, frozen=True):
 
 def response_usage(usage: Usage) -> ResponseUsage:
     """The counts of a chat in the form of responses."""
-    details = usage.prompt_tokens_details
+    details, generated = usage.prompt_tokens_details, usage.completion_tokens_details
     return ResponseUsage(
         usage.prompt_tokens,
         InputDetails(0 if details is UNSET else details.cached_tokens),
         usage.completion_tokens,
-        OutputDetails(0),
+        OutputDetails(0 if generated is UNSET else generated.reasoning_tokens),
         usage.total_tokens,
     )
 

@@ -11,7 +11,7 @@ from orca_jax.text.json_end import BLANKS
 
 _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\] \t\r\n]")
-_HEAD = re.compile(r"[ \t\r\n]*(?P<name>[a-zA-Z0-9_.-]{1,64})(\[CALL_ID\][a-zA-Z0-9_.-]*)?(\[ARGS\])?[ \t\r\n]*")
+_HEAD = re.compile(r"[ \t\r\n]*(?P<name>[a-zA-Z0-9_.-]{1,128})(\[CALL_ID\][a-zA-Z0-9_.-]*)?(\[ARGS\])?[ \t\r\n]*")
 _NOT_IN_HEAD = re.compile(r"[^a-zA-Z0-9_.\-\[\] \t\r\n]")
 MOST_HEAD = 256  # characters before the arguments
 

@@ -12,9 +12,9 @@ from orca_jax.text.json_end import BLANKS
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of the arguments of each tool, by its name."""
 
-MOST_NAME = 128  # characters up to the end of a name
+MOST_NAME = 160  # characters up to the end of a name, with blanks
 _END_OF_VALUE = "</parameter>"
-_NAME = re.compile(r"\s*([a-zA-Z0-9_.-]{1,64})\s*")
+_NAME = re.compile(r"\s*([a-zA-Z0-9_.-]{1,128})\s*")
 _IN_PYTHON = re.compile(r"""["'()\[\]{},]""")
 _IN_STRING = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 _PYTHON_TOKEN = re.compile(

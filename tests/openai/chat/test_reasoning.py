@@ -10,7 +10,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.link.wire import Submit
 from orca_jax.server_config import ServerConfig
 from tests.openai.chats import TOOLS, deltas, message_of
-from tests.serve.played import News, chat, events, saying, update, user
+from tests.serve.played import News, Stage, chat, events, on_stage, saying, update, user
 
 # A template with tags, as Qwen's: it shows tools, and writes an empty thought if thinking is off.
 TEMPLATE = """{{ tools }}{% for m in messages %}{{ m.role }}: \
@@ -118,3 +118,27 @@ def test_a_format_begins_after_the_reasoning(made: Made) -> None:
             _, link = chat(saying("{}"), made(template), **fields)
             structured = link.submitted[0].params.structured
             assert structured is not None and structured.kind == kind
+
+
+def test_reasoning_in_the_other_apis(made: Made) -> None:
+    """Items of responses and blocks of messages have it, and their usage its tokens."""
+    counted = len("<think>\nLet me see.\n</think>")
+
+    async def act(stage: Stage) -> None:
+        async with stage.http() as http:
+            body: dict[str, Any] = {"model": "m", "input": "x"}
+            response = (await http.post("/v1/responses", json=body)).json()
+            assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+            assert response["output"][0]["content"][0]["text"] == "Let me see."
+            assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == counted
+            body = {"model": "m", "max_tokens": 99, "messages": [user("x")]}
+            message = (await http.post("/v1/messages", json=body)).json()
+            assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+            assert message["content"][0]["thinking"] == "Let me see."
+            assert message["usage"]["output_tokens_details"]["thinking_tokens"] == counted
+            for path in ("/v1/responses", "/v1/messages"):
+                streamed = {**body, "stream": True} if path == "/v1/messages" else {"input": "x", "stream": True}
+                text = (await http.post(path, json=streamed)).text
+                assert "Let me see." in text and "Yes." in text and "<think>" not in text
+
+    on_stage(saying(THOUGHT + "Yes."), act, made(), chats=True)
