@@ -43,6 +43,7 @@ FIELDS = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "messages.reasoning": "input.reasoning",
 }
 """Field of a chat -> field of a response."""
 
@@ -159,7 +160,7 @@ class _Turn:
             return []
         content = "\n".join(self._texts) if self._texts else None
         message = AssistantMessage(
-            content, tool_calls=self._calls or None, reasoning_content="\n".join(self._reasoning) or None
+            content, tool_calls=self._calls or None, reasoning="\n".join(self._reasoning) or None
         )
         self.__init__()  # type: ignore[misc]
         return [message]

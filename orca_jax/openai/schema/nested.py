@@ -39,7 +39,8 @@ _BLOCK: UnusedFields = {
     "citations": ignored("templates have no place for them", []),
 }
 _ITEM: UnusedFields = {
-    **dict.fromkeys(("status", "created_by", "agent", "metadata", "provider_specific_fields"), ignored(OF_CLIENT)),
+    "status": ignored(OF_CLIENT, "completed"),
+    **dict.fromkeys(("created_by", "agent", "metadata", "provider_specific_fields"), ignored(OF_CLIENT)),
     **dict.fromkeys(("caller", "async", "execution"), ignored("all calls are made by the client")),
 }
 _OF_PART: UnusedFields = {**_EXTRA, "prompt_cache_breakpoint": ignored("prefixes are cached without marks")}

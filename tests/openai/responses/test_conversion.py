@@ -83,10 +83,10 @@ def test_items_of_one_turn_become_one_message() -> None:
     )  # fmt: skip
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool", "assistant"]
     turn = found[1]
-    assert turn["content"] == "let me see" and turn["reasoning_content"] == "hm"
+    assert turn["content"] == "let me see" and turn["reasoning"] == "hm"
     assert [(call["id"], call["function"]["name"]) for call in turn["tool_calls"]] == [("c1", "f"), ("c2", "ns__f")]
     assert [(one["tool_call_id"], one["content"]) for one in found[2:4]] == [("c1", "one"), ("c2", "two")]
-    assert found[4]["reasoning_content"] == "sum"
+    assert found[4]["reasoning"] == "sum"
 
 
 @pytest.mark.conforms("responses.input", "responses.without effect")

@@ -1,0 +1,60 @@
+"""Reasoning in responses: items of their own, whole and streamed, counted, and given back to the template."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.config import EngineConfig
+from orca_jax.server_config import ServerConfig
+from tests.openai.chat.test_reasoning import TEMPLATE, THOUGHT, cut
+from tests.openai.responses.played import FUNCTION, checked_response, events_of, prompt_of, respond
+from tests.serve.played import Script, saying
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ServerConfig:
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATE, encoding="utf-8")
+    return ServerConfig(EngineConfig(model="m"), chat_template=str(path), tool_call_parser="hermes")
+
+
+def answered(script: Script, config: ServerConfig, *, stream: bool, **fields: Any) -> dict[str, Any]:
+    answer, _ = respond(script, config, stream=stream, **fields)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = events_of(answer.text)[-1]["response"] if stream else answer.json()
+    checked_response(found)
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("text", "kind"), [("Yes.", "message"), (CALL, "function_call")])
+def test_reasoning_is_an_item_before_the_answer(config: ServerConfig, stream: bool, text: str, kind: str) -> None:
+    answer = answered(saying(*cut(THOUGHT + text)), config, stream=stream, tools=[FUNCTION])
+    thought, said = answer["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
+    assert (thought["type"], thought["summary"], thought["status"]) == ("reasoning", [], "completed")
+    assert said["type"] == kind and (kind != "message" or said["content"][0]["text"] == "Yes.")
+    details = answer["usage"]["output_tokens_details"]
+    assert 11 <= details["reasoning_tokens"] < answer["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_that_is_cut_is_incomplete(config: ServerConfig, stream: bool) -> None:
+    answer = answered(saying("<think>\nLet me", reason="length"), config, stream=stream)
+    (thought,) = answer["output"]
+    assert (answer["status"], thought["status"]) == ("incomplete", "incomplete")
+    assert thought["content"][0]["text"] == "Let me"
+
+
+def test_reasoning_is_given_back_to_the_template(config: ServerConfig) -> None:
+    first = answered(saying(*cut(THOUGHT + CALL)), config, stream=False, tools=[FUNCTION], store=True)
+    result = {"type": "function_call_output", "call_id": first["output"][1]["call_id"], "output": "rain"}
+    items = [{"role": "user", "content": "x"}, *first["output"], result]
+    answer, link = respond("Yes.", config, input=items, tools=[FUNCTION])
+    assert answer.status_code == 200 and "<think>Let me see.</think>" in prompt_of(link)
+    assert "x-orca-ignored-fields" not in answer.headers
+    unread, _ = respond("Yes.", input=items, tools=[FUNCTION])
+    assert unread.headers["x-orca-ignored-fields"] == "input.reasoning", "its template has no place for it"
