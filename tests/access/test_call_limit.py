@@ -42,7 +42,8 @@ async def ended(calls: list[asyncio.Task[httpx.Response]]) -> None:
 def test_a_key_has_so_many_calls_and_others_have_theirs() -> None:
     async def act(stage: Stage) -> None:
         calls = await held(stage, 3, "a")
-        for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/playground/burst"):
+        others = ("/v1/responses", "/v1/responses/input_tokens", "/v1/embeddings", "/tokenize", "/playground/burst")
+        for path in ("/v1/completions", "/v1/chat/completions", *others):
             answer = await post(stage, path, "a")
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["type"]) == (429, "too_many_calls", "rate_limit_error")

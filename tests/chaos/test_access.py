@@ -19,7 +19,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 MORE_PATHS = (
     "/", "/v1", "/v1/", "/v1/models", f"/v1/models/{MODEL}", "/v1/completions", "/v1/chat/completions", "/tokenize",
     "/detokenize", "/version", "/load", "/metrics", "/ready", "/health_generate", "/openapi.json", "/docs", "/redoc",
-    "/v1/responses", "/v1/embeddings", "/debug", "/shutdown", "/favicon.ico", "/static/x",
+    "/v1/responses", "/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/responses/compact",
+    "/v1/embeddings", "/debug", "/shutdown", "/favicon.ico", "/static/x",
 )  # fmt: skip
 DISGUISES = (
     "/health/", "/health/../v1/models", "//health", "/Health", "/health%2f..%2fv1%2fmodels", "/v1/models/",

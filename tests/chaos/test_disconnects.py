@@ -88,11 +88,18 @@ def test_in_the_increment_phase(server: Server, watch: Watch, shape: str, stream
     wait_until(lambda: usage(server).running <= 1, 5)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+RESPONSE = {"input": "x", "max_output_tokens": LONG["max_tokens"], "ignore_eos": True}
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_chat_in_the_increment_phase(server: Server, watch: Watch, stream: bool, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/messages", CHAT), ("/v1/responses", RESPONSE)]
+)
+def test_chat_in_the_increment_phase(
+    server: Server, watch: Watch, path: str, body: dict[str, Any], stream: bool
+) -> None:
     connection = connect(server)
-    connection.sendall(request({**CHAT, "stream": stream}, path))
+    connection.sendall(request({**body, "stream": stream}, path))
     wait_until(lambda: usage(server).running == 2, 10)
     hang_up(connection)
     wait_until(lambda: usage(server).running <= 1, 5)

@@ -70,7 +70,7 @@ NO_JSON = [
 
 @pytest.mark.parametrize("number", range(len(NO_JSON)))
 def test_json_that_is_none(server: Server, watch: Watch, number: int) -> None:
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
         check_error(post_raw(server, NO_JSON[number], path))
 
 

@@ -94,6 +94,11 @@ def random_call(draw: random.Random) -> tuple[str, dict[str, Any]]:
         if draw.random() < 0.2:
             fields |= {"logprobs": True, "top_logprobs": draw.randrange(5)}
         return "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **fields}
+    if draw.random() < 0.2:
+        for name in ("n", "stream_options"):
+            fields.pop(name, None)
+        fields["max_output_tokens"] = fields.pop("max_tokens")
+        return "/v1/responses", {"input": text, "store": draw.choice([True, False]), **fields}
     if draw.random() < 0.1:
         fields["logprobs"] = draw.randrange(5)
     if draw.random() < 0.05:
@@ -141,7 +146,9 @@ class Caller:
     def _judge(self, answer: bytes, stream: bool, path: str, fields: dict[str, Any]) -> None:
         head, _, body = answer.partition(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1]) if head else 0
-        if status == 200:
+        if status == 200 and path == "/v1/responses":
+            end = _response_end(_dechunk(body) if stream else body, stream)
+        elif status == 200:
             end = _stream_end(body) if stream else _plain_end(body)
         elif 400 <= status < 500 and b'"error"' in body:
             end = str(status)
@@ -150,6 +157,15 @@ class Caller:
         self._tally.ends[end] += 1
         if end.startswith("problem"):
             self._tally.problems.append(f"{end}: {path} {json.dumps(fields)[:300]}: {answer[:300]!r}")
+
+
+def _response_end(body: bytes, stream: bool) -> str:
+    """Check the status of a response, whole or in the last event of a stream."""
+    last = body.rstrip().rpartition(b"\ndata: ")[2]
+    value = json.loads(last)["response"] if stream else json.loads(last)
+    if value["status"] not in ("completed", "incomplete"):
+        return f"problem: {value['error']}"
+    return "streamed" if stream else "whole"
 
 
 def _plain_end(body: bytes) -> str:
@@ -201,7 +217,8 @@ async def storm(server: Server, calls: int, seed: int) -> Tally:
 
 
 def test_soak(capsys: Any) -> None:
-    with running("--max-num-seqs", "32", "--max-model-len", "8192") as server:
+    """Also the store of responses, which the warm-up fills."""
+    with running("--max-num-seqs", "32", "--max-model-len", "8192", "--responses-store", "1") as server:
         asyncio.run(storm(server, WARM_UP, seed=0))
         wait_calm(server)
         before, counted = holdings(server), metrics(server)
