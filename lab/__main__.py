@@ -15,6 +15,7 @@ COMMANDS = {
     "foresight": Command("lab.length_prediction", "latency with each length predictor, on word problems"),
     "held_out": Command("lab.simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),
     "host": Command("lab.host_time", "host time and device idle time per iteration"),
+    "windows": Command("lab.window_steps", "time of a decode step with windows in all layers, by context"),
     "load": Command("lab.loading.command", "time and memory of loading weights, against a plain read"),
     "lora": Command("lab.lora.command", "cost of adapters in one batch", "lab.lora.flags"),
     "overlay": Command("lab.reproduce.overlay", "draw all figures over the paper's points on one page"),

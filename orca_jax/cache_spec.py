@@ -57,6 +57,10 @@ class LayerGroup(NamedTuple):
         """The first position whose keys and values a token at position `start`, or any later one, reads."""
         return 0 if self.window is None else max(0, start - self.window + 1)
 
+    def blocks_in_decode(self, num_tokens: int, page_size: int) -> int:
+        """Blocks of a request with `num_tokens`, the newest of which was the only one in its plan."""
+        return -(-num_tokens // page_size) - self.first_needed(num_tokens - 1) // page_size
+
     def most_blocks(self, num_tokens: int, longest: int, page_size: int) -> int:
         """Most blocks that a request of `num_tokens` holds at once, if its members have at most `longest` tokens.
 

@@ -181,6 +181,7 @@ class ExecutorConfig:
     pipeline_parallel_size: int = 1  # stages, each on `tensor_parallel_size` devices
     lora: LoraConfig | None = None  # None: no adapters
     num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
+    copies_blocks: bool = False  # there is a program for the copies of a plan
 
 
 @names_checked(ConfigError)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 StartPhase = Literal["import", "load", "trace", "compile", "warm_up"]
 """Start of Python and imports; devices and weights; tracing and lowering; XLA; the first run of each program."""
@@ -31,6 +31,21 @@ class StartReport:
         return f"{self.total:.1f} s" + (f" ({', '.join(parts)})" if parts else "")
 
 
+class WindowBlocks(NamedTuple):
+    """The groups of layers with one window, and the blocks that a request of full length holds in them at most."""
+
+    layers: int
+    window: int | None  # tokens; None: all
+    groups: int
+    blocks: int  # in each group
+
+    def text(self) -> str:
+        """Return, for instance, `6 x 13 for 52 layers with a window of 1,024 tokens`."""
+        blocks = f"{self.blocks:,}" if self.groups == 1 else f"{self.groups} x {self.blocks:,}"
+        tokens = "all tokens" if self.window is None else f"a window of {self.window:,} tokens"
+        return f"{blocks} for {self.layers} layer{'s' * (self.layers > 1)} with {tokens}"
+
+
 @dataclass(frozen=True)
 class EngineSummary:
     """The settings of an engine after the resolution of every "auto", and its start.
@@ -53,6 +68,8 @@ class EngineSummary:
     num_pages: int = 0
     quantization: str | None = None  # of the weights
     products: str = ""  # of matrices on a CPU: "native" or "xla", see assembly/products.py; empty on other devices
+    kv_groups: tuple[WindowBlocks, ...] = ()  # of a model with windows
+    kv_pools: tuple[int, ...] = ()  # blocks of each pool, if there are several
 
     def line(self, model: str) -> str:
         """Return the line of text about this engine for logs and terminals."""
@@ -66,12 +83,24 @@ class EngineSummary:
         parts = (
             f"{model} {place}",
             f"context of {self.max_model_len:,} tokens",
-            f"{cache} of {self.kv_tokens:,} tokens ({self.kv_requests:,} full requests)",
+            f"{cache} of {self.kv_tokens:,} tokens ({self.kv_requests:,} full requests){self._blocks()}",
             f"scheduler {self.scheduler}, at most {self.token_budget:,} tokens at once",
             programs,
             f"ready after {start.text()}",
         )
         return "; ".join(filter(None, parts))
+
+    def _blocks(self) -> str:
+        """The blocks of a model with windows, as an addition to the line."""
+        if not self.kv_groups:
+            return ""
+        total = f"{self.num_pages:,} blocks"
+        if self.kv_pools:
+            numbers = " and ".join(f"{number:,}" for number in self.kv_pools)
+            total = f"{numbers} blocks, divided for requests of half the context"
+        return f" in {total} of {self.page_size} tokens, of which one takes " + ", ".join(
+            each.text() for each in self.kv_groups
+        )
 
 
 class StartTimes:

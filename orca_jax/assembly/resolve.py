@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from orca_jax.assembly.budget import launch_sizes
 from orca_jax.assembly.scheduler import num_rows
-from orca_jax.assembly.settings import num_loras, traits_of
+from orca_jax.assembly.settings import num_loras, reuses_prefixes, traits_of
 from orca_jax.assembly.speculation import most_drafts
 from orca_jax.bundled import is_preset
 from orca_jax.cache_files import own_folder, refusal
-from orca_jax.cache_spec import one_group
+from orca_jax.cache_spec import form_groups
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
     MAX_LORA_RANK,
@@ -137,6 +137,7 @@ def resolve(
         pipeline_parallel_size=len(placed.stages),
         lora=_lora(config),
         num_drafts=most_drafts(config),
+        copies_blocks=reuses_prefixes(config),
     )
 
 
@@ -183,7 +184,7 @@ def _cache(
     dtype = dtype_of(config, placed.platform)
     cache_auto = page_type(dtype, placed.platform, has_bfloat16=multiplies_bfloat16())
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype)
-    groups = one_group(model.layer_caches)
+    groups = form_groups(model.layer_caches, max_model_len)
     form = CacheConfig(groups, (), config.page_size or PAGE_SIZE, cache_dtype, page_layout(placed.platform))
     if config.num_pages is not None:
         return replace(form, num_blocks=(config.num_pages,))

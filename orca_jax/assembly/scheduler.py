@@ -6,7 +6,6 @@ from orca_jax.assembly.settings import (
     SCHEDULERS,
     check_budget,
     check_settings,
-    is_toy,
     most_loras,
     num_loras,
     num_workers,
@@ -85,7 +84,7 @@ def _pool(
         max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
         reuses_prefixes=reuses_prefixes(config),
-        copies=is_toy(config.model),
+        copies=True,
         predictor=predictor,
         adapters=AdapterSlots(num_loras(config), most_loras(config)),
     )

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orca_jax.config import ExecutorConfig
+from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.sched.kv import KVManager
-from orca_jax.startup import EngineSummary, StartReport
+from orca_jax.startup import EngineSummary, StartReport, WindowBlocks
 from orca_jax.timeline.writer import TimelineHeader
 
 if TYPE_CHECKING:
@@ -52,4 +52,24 @@ def summary_of(
         attention=attention,
         quantization=placed.config.quantization,
         products=placed.products,
+        kv_groups=_by_window(resolved.cache, longest, header.budget if kv.n_slots is None else longest),
+        kv_pools=kv.num_blocks if len(kv.num_blocks) > 1 else (),
     )
+
+
+def _by_window(cache: CacheConfig, max_model_len: int, longest: int) -> tuple[WindowBlocks, ...]:
+    """The groups of layers by their window; empty if no group has one.
+
+    Args:
+        cache: the KV cache.
+        max_model_len: tokens of a full request.
+        longest: most tokens of a request in one iteration.
+    """
+    if all(group.window is None for group in cache.groups):
+        return ()
+    found = []
+    for window in dict.fromkeys(group.window for group in cache.groups):
+        same = [group for group in cache.groups if group.window == window]
+        blocks = same[0].most_blocks(max_model_len, longest, cache.page_size)
+        found.append(WindowBlocks(sum(len(group.layers) for group in same), window, len(same), blocks))
+    return tuple(found)

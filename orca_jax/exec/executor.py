@@ -34,7 +34,7 @@ from orca_jax.model.lora.stacks import zero_values
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
 from orca_jax.startup import StartTimes
-from orca_jax.step import ExecutorStats, Handle, StepPlan, StepResult
+from orca_jax.step import BlockCopy, ExecutorStats, Handle, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -146,6 +146,9 @@ class JaxExecutor:
         self._idle.look()
         for write in plan.writes:
             self._write_adapter(write.slot, self.adapters[write.adapter])
+        if plan.copies:
+            for stage in self.stages:
+                stage.copy_blocks(plan.copies)
         self._rows.update(plan.members)
         self.stats.iterations += 1
         self._num_in_flight += 1
@@ -301,6 +304,9 @@ class JaxExecutor:
             launch = Launch.of_nothing(times.measure_layers(bucket, run, repeats))
         for bucket, layout in shapes.adapted_layouts.items():
             self._run_layers(bucket, probe(layout, self.config), True)
+        if self.config.copies_blocks:
+            for stage in self.stages:
+                stage.copy_blocks([BlockCopy(0, 0, 0)])
         if self.config.lora is not None:
             blank = zero_values(self._model, self.config.lora, self.config.dtype)
             self._write_adapter(0, blank)

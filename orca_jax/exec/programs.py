@@ -27,7 +27,7 @@ from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
 from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler, plain_kinds
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_pages import KVPages, copy_blocks
 from orca_jax.model.lora.stacks import Stacks, stack_specs, value_specs, write_slot
 from orca_jax.model.stages import of_span
 from orca_jax.model.transformer import Decoder
@@ -36,7 +36,8 @@ from orca_jax.startup import StartTimes
 
 ProgramName = tuple[str, int]
 """("layers", bucket), ("adapted", bucket), ("full", width),
-(a kind of plain samplers, width), or ("write_slot", 0). "adapted" are the layers for launches with adapters."""
+(a kind of plain samplers, width), ("write_slot", 0), or ("copy_blocks", copies of a run). "adapted" are the layers for
+launches with adapters."""
 
 
 class DeviceState(NamedTuple):
@@ -116,6 +117,11 @@ class Programs:
         return (self.full_widths or self.widths)[-1]
 
     @property
+    def num_copies(self) -> int:
+        """Blocks copied by one run of the program for copies: a row has a copy in each group of layers at most."""
+        return len(self._config.cache.groups)
+
+    @property
     def num_programs(self) -> int:
         """The number of programs to compile."""
         return len(self._lower())
@@ -152,6 +158,8 @@ class Programs:
             lower |= {(kind, width): partial(self._lower_sampler, kind, width, state) for kind in self.kinds}
         if self._stacks:
             lower["write_slot", 0] = self._lower_write
+        if config.copies_blocks:
+            lower["copy_blocks", self.num_copies] = partial(self._lower_copy, state)
         return lower
 
     def _state(self) -> DeviceState:
@@ -213,6 +221,15 @@ class Programs:
         )
         values = value_specs(self._model, config.lora, config.dtype, self._mesh)
         return program.lower(self._stacks, self._abstract((1,)), values)
+
+    def _lower_copy(self, state: DeviceState) -> jax.stages.Lowered:
+        copy = partial(copy_blocks, num_blocks=self._config.cache.num_blocks[0])
+
+        def copied(pages: KVPages, blocks: jax.Array) -> KVPages:
+            return copy(pages, blocks)
+
+        program = jax.jit(self._named(copied), donate_argnums=0, out_shardings=self._sharding_of(state.pages))
+        return program.lower(state.pages, self._abstract((self.num_copies, 2)))
 
     def _lower_forward(
         self, layout: Layout, weights: Sequence[jax.ShapeDtypeStruct], state: DeviceState

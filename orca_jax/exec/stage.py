@@ -14,6 +14,7 @@ from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import pack_masks
 from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.model.transformer import Decoder
+from orca_jax.step import BlockCopy
 
 type Vector = NDArray[np.int32]
 """A host array. Passing it to a program takes a tenth of the time of a `jax.device_put` before it."""
@@ -167,6 +168,15 @@ class Stage:
         span = self.shapes.span
         own = {name: each if each.ndim == 1 else each[span.start : span.stop] for name, each in values.items()}
         self._adapters = self.programs["write_slot", 0](self._adapters, np.array([slot], np.int32), own)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Start to copy blocks of the cache, after the launches submitted so far. No target is a source."""
+        width = self.shapes.num_copies
+        for first in range(0, len(copies), width):
+            pairs = [(copy.source, copy.target) for copy in copies[first : first + width]]
+            pairs += pairs[-1:] * (width - len(pairs))  # the same copy again changes nothing
+            pages = self.programs["copy_blocks", width](self.state.pages, np.array(pairs, np.int32))
+            self.state = self.state._replace(pages=pages)
 
     def put_weight(self, index: int, value: jax.Array) -> None:
         """Replace parameter `index` of the flat weights, and free the old one. No program may be running."""

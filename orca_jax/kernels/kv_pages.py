@@ -254,6 +254,29 @@ def page_tokens(
     return jnp.moveaxis(k, 3, 1).reshape(-1, *heads), jnp.moveaxis(v, 3, 1).reshape(-1, *heads)
 
 
+def copy_blocks(pages: KVPages, blocks: Int[Array, "C 2"], num_blocks: int) -> KVPages:
+    """The pages with some blocks of a pool copied, one after the other; written in place if the pages are donated.
+
+    Args:
+        pages: a block has every `num_blocks`-th page, one in each layer of a group.
+        blocks: source and target of each copy.
+        num_blocks: blocks of the pool.
+    """
+
+    def copy(index: Int[Array, ""], pages: KVPages) -> KVPages:
+        source, target = blocks[index, 0], blocks[index, 1]
+
+        def of_array(values: Array) -> Array:
+            by_block = values.reshape(-1, num_blocks, *values.shape[1:])
+            block = lax.dynamic_index_in_dim(by_block, source, axis=1)
+            return lax.dynamic_update_slice_in_dim(by_block, block, target, axis=1).reshape(values.shape)
+
+        copied: KVPages = jax.tree.map(of_array, pages)
+        return copied
+
+    return lax.fori_loop(0, blocks.shape[0], copy, pages)
+
+
 def largest_stored(dtype: jnp.dtype) -> float:
     """The largest magnitude of a stored value in quantised pages of this type."""
     return float(jnp.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).max)

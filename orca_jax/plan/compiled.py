@@ -12,7 +12,7 @@ from typing import Any
 
 from orca_jax.assembly.budget import largest_launch
 from orca_jax.assembly.resolve import PAGE_SIZE
-from orca_jax.cache_spec import one_group
+from orca_jax.cache_spec import form_groups
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.model.describe import read_model_config
@@ -71,7 +71,7 @@ def compiled_memory(model: str, devices: Devices, capacity: Capacity, demand: De
         "max_num_seqs": capacity.rows,
         "num_rows": capacity.num_rows,
         "max_model_len": capacity.max_model_len,
-        "num_pages": capacity.num_pages,
+        "num_blocks": capacity.cache.num_blocks,
         "dtype": demand.dtype,
         "quantization": demand.quantization,
         "kv_cache_dtype": demand.kv_cache_dtype,
@@ -99,8 +99,8 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
     model = read_model_config(job["model"])
     model = replace(model, quantization=job["quantization"] or model.quantization)
     tokens = largest_launch(EngineConfig(max_num_seqs=job["max_num_seqs"]), "tpu")
-    groups = one_group(on_shards(model, job["tensor"]).layer_caches)
-    cache = CacheConfig(groups, (job["num_pages"],), PAGE_SIZE, job["kv_cache_dtype"], "packed")
+    groups = form_groups(on_shards(model, job["tensor"]).layer_caches, job["max_model_len"])
+    cache = CacheConfig(groups, tuple(job["num_blocks"]), PAGE_SIZE, job["kv_cache_dtype"], "packed")
     config = ExecutorConfig(
         dtype=job["dtype"],
         tensor_parallel_size=job["tensor"],

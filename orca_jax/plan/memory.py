@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from orca_jax.assembly.budget import largest_launch
 from orca_jax.assembly.resolve import PAGE_SIZE, longest_member, page_layout
-from orca_jax.cache_spec import one_group
+from orca_jax.cache_spec import form_groups
 from orca_jax.config import CacheConfig, DType, EngineConfig, ModelConfig, PageDType, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, fewest_blocks, size_cache, stage_bytes, weight_bytes, workspace_bytes
@@ -69,7 +69,7 @@ class Capacity:
         rows: `--max-num-seqs`, of one of the batches that follow each other through the stages.
         max_model_len: tokens of the longest request.
         context: tokens of a request on average.
-        num_pages: pages of the KV cache.
+        cache: the KV cache; without blocks if the model does not fit.
         shortage: bytes lacking on a device; 0 if the model fits.
     """
 
@@ -78,7 +78,7 @@ class Capacity:
     rows: int
     max_model_len: int
     context: int
-    num_pages: int
+    cache: CacheConfig
     shortage: int = 0
 
     @property
@@ -88,8 +88,22 @@ class Capacity:
 
     @property
     def cache_tokens(self) -> int:
-        """The tokens for which the KV cache has room."""
-        return self.num_pages * PAGE_SIZE
+        """The tokens for which the KV cache has room, in requests of `context` tokens."""
+        found = []
+        for pool, number in enumerate(self.cache.num_blocks):
+            groups = [group for group in self.cache.groups if group.pool == pool]
+            slots = [PAGE_SIZE * group.blocks_in_decode(self.context, PAGE_SIZE) for group in groups if group.window]
+            full = self.context * sum(group.window is None for group in groups)
+            found.append(number * PAGE_SIZE * self.context // (full + sum(slots)))
+        return min(found)
+
+    @property
+    def request_layer_tokens(self) -> int:
+        """Tokens times layers for which a request of `context` tokens holds pages while it generates."""
+        return sum(
+            PAGE_SIZE * group.pages_per_block * group.blocks_in_decode(self.context, PAGE_SIZE)
+            for group in self.cache.groups
+        )
 
 
 def fit(model: ModelConfig, split: Split, kind: Accelerator, demand: Demand) -> Capacity:
@@ -139,7 +153,8 @@ def _fit(
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
     # As in assembly/resolve.py.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
-    form = CacheConfig(one_group(model.layer_caches), (), PAGE_SIZE, demand.kv_cache_dtype, page_layout(kind.platform))
+    groups = form_groups(model.layer_caches, length)
+    form = CacheConfig(groups, (), PAGE_SIZE, demand.kv_cache_dtype, page_layout(kind.platform))
     sizes = {"num_rows": num_rows, "max_model_len": length, "longest": longest_member(config, largest, length)}
     try:
         cache, shortage = size_cache(form, [span for span, _ in parts], memory=room * split.tensor, **sizes), 0
@@ -148,7 +163,7 @@ def _fit(
         shortage = max(stage_bytes(cache, span) for span, _ in parts) // split.tensor - room
         cache = replace(form, num_blocks=tuple(0 for _ in cache.num_blocks))
     stages = [StageMemory(span, each, workspace, stage_bytes(cache, span) // split.tensor) for span, each in parts]
-    return Capacity(split, tuple(stages), rows, length, context, cache.num_blocks[0], shortage)
+    return Capacity(split, tuple(stages), rows, length, context, cache, shortage)
 
 
 def stage_weights(model: ModelConfig, dtype: DType, tensor: int, span: LayerSpan) -> int:

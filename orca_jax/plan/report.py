@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orca_jax.assembly.resolve import PAGE_SIZE
+from orca_jax.cache_spec import LayerGroup
 from orca_jax.plan.accelerators import GIB, Devices
+from orca_jax.plan.memory import Capacity
 from orca_jax.plan.options import Option
 
 COLUMNS = (
@@ -65,14 +68,26 @@ def described(option: Option) -> dict[str, Any]:
         "num_rows": memory.num_rows,
         "max_model_len": memory.max_model_len,
         "context": memory.context,
-        "num_pages": memory.num_pages,
+        "num_pages": memory.cache.num_blocks[0],
         "kv_cache_tokens": memory.cache_tokens,
+        "kv_cache_groups": [_described_group(group, memory) for group in memory.cache.groups],
+        "request_layer_tokens": memory.request_layer_tokens,
         "stages": [
             {"layers": stage.span.size, "weights": stage.weights, "workspace": stage.workspace, "kv_cache": stage.cache}
             for stage in memory.stages
         ],
         "times": _times(option),
         "flags": option.flags(),
+    }
+
+
+def _described_group(group: LayerGroup, memory: Capacity) -> dict[str, Any]:
+    """Return the values of a group of layers, and the blocks of a request of `context` tokens that generates."""
+    return {
+        "layers": len(group.layers),
+        "pages_per_block": group.pages_per_block,
+        "window": group.window,
+        "blocks_of_a_request": group.blocks_in_decode(memory.context, PAGE_SIZE),
     }
 
 

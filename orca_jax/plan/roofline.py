@@ -19,12 +19,28 @@ _SUM_BYTES = 4  # of a number in a sum over devices: float32
 
 
 class IterationWork(NamedTuple):
-    """The work of an iteration."""
+    """The work of an iteration: requests with as many new tokens each, after as many earlier ones."""
 
-    tokens: float  # of the merged batch
-    read: float  # tokens whose keys and values are read
-    pairs: float  # of a token and an attended one
-    sampled: float  # tokens to draw
+    requests: int
+    new: int  # tokens of each in the merged batch
+    before: int  # tokens of each
+    sampled: int  # tokens to draw
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the merged batch."""
+        return self.requests * self.new
+
+    def read(self, window: int | None) -> int:
+        """Tokens whose keys and values are read in a layer."""
+        context = self.before + self.new
+        return self.requests * (context if window is None else min(context, window + self.new - 1))
+
+    def pairs(self, window: int | None) -> int:
+        """Pairs of a token and an attended one in a layer."""
+        growing = self.new if window is None else min(self.new, max(0, window - self.before))
+        pairs = growing * self.before + growing * (growing + 1) // 2
+        return self.requests * (pairs + (self.new - growing) * (window or 0))
 
 
 class Times(NamedTuple):
@@ -46,10 +62,10 @@ def expected_times(
     def seconds(work: IterationWork) -> list[float]:
         return [stage_seconds(model, stage, fit.split, kind, demand, work, shares) for stage in fit.stages]
 
-    once = IterationWork(fit.rows, fit.rows * fit.context, fit.rows * fit.context, fit.rows)
+    once = IterationWork(fit.rows, 1, fit.context - 1, fit.rows)
     interval = fit.split.stages * max(seconds(once))
     length = min(prompt, fit.max_model_len)
-    first = sum(seconds(IterationWork(length, length, length * (length + 1) / 2, 1)))
+    first = sum(seconds(IterationWork(1, length, 0, 1)))
     return Times(interval, fit.num_rows / interval, first)
 
 
@@ -78,7 +94,10 @@ def stage_seconds(
     products = max(read / bandwidth, 2 * work.tokens * active / itemsize / flops)
     slot = 2 * on_shards(model, split.tensor).num_kv_heads * model.head_dim * np.dtype(demand.kv_cache_dtype).itemsize
     scores = 4 * model.num_heads * model.head_dim
-    attention = span.size / split.tensor * max(slot * work.read / bandwidth, scores * work.pairs / flops)
+    attention = 0.0
+    for layer in model.layer_kinds[span.start : span.stop]:
+        of_memory, of_products = slot * work.read(layer.window) / bandwidth, scores * work.pairs(layer.window) / flops
+        attention += max(of_memory, of_products) / split.tensor
     unembedding = max(table / bandwidth, 2 * work.sampled * table / of_tables / flops) if span.is_last else 0.0
     return products + attention + unembedding + _sums(model, span.size, split.tensor, work.tokens, link)
 

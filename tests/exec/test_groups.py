@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,9 @@ class Host:
 
 
 @cache
-def executor_of(name: str, form: str, shards: int, stages: int, directory: str, attention: str) -> JaxExecutor:
+def executor_of(
+    name: str, form: str, shards: int, stages: int, directory: str, attention: str, *, copies: bool = False
+) -> JaxExecutor:
     loading = prepare_load(REFERENCE / name, dtype="float32")
     model, models = loading.config, []
     for index, span in enumerate(spans(model, stages)):
@@ -65,7 +68,7 @@ def executor_of(name: str, form: str, shards: int, stages: int, directory: str, 
     groups = form_groups(model.layer_caches, LENGTH)
     cache = CacheConfig(groups, (ROWS * len(groups) * 12,), PAGE_SIZE, "float32")
     config = ExecutorConfig("float32", shards, (4, 16), ROWS, LENGTH, cache, attention, directory)
-    return JaxExecutor(models, model, replace(config, pipeline_parallel_size=stages))
+    return JaxExecutor(models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies))
 
 
 def poisoned(executor: JaxExecutor) -> JaxExecutor:
@@ -76,21 +79,27 @@ def poisoned(executor: JaxExecutor) -> JaxExecutor:
     return executor
 
 
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @few
 @pytest.mark.parametrize(
-    ("name", "form", "shards", "stages", "attention"),
+    ("name", "form", "shards", "stages", "attention", "chunk"),
     [
-        ("gemma2", "switched", 1, 1, "xla"),
-        ("gemma3-one-kv-head", "scanned", 1, 1, "xla"),
-        ("gemma3-with-images", "unrolled", 1, 1, "gather"),
-        ("gemma3-one-kv-head", "switched", 1, 2, "xla"),
-        ("gemma2", "switched", 2, 1, "xla"),
-        ("mistral-window", "switched", 1, 1, "xla"),
-        pytest.param("gemma3", "switched", 2, 2, "xla", marks=pytest.mark.slow),
-        pytest.param("gemma3", "unrolled", 1, 1, "reference", marks=pytest.mark.slow),
+        ("gemma3-one-kv-head", "scanned", 1, 1, "xla", 3),
+        ("gemma3-with-images", "unrolled", 1, 1, "gather", 40),
+        ("gemma2", "switched", 2, 1, "xla", 40),
+        slow("gemma3-one-kv-head", "scanned", 1, 1, "xla", 40),
+        slow("gemma3-with-images", "unrolled", 1, 1, "gather", 3),
+        slow("gemma2", "switched", 2, 1, "xla", 3),
+        *(slow("gemma2", "switched", 1, 1, "xla", chunk) for chunk in (3, 40)),
+        *(slow("gemma3-one-kv-head", "switched", 1, 2, "xla", chunk) for chunk in (3, 40)),
+        *(slow("mistral-window", "switched", 1, 1, "xla", chunk) for chunk in (3, 40)),
+        *(slow("gemma3", "switched", 2, 2, "xla", chunk) for chunk in (3, 40)),
+        *(slow("gemma3", "unrolled", 1, 1, "reference", chunk) for chunk in (3, 40)),
     ],
 )
-@pytest.mark.parametrize("chunk", [3, 40])
 def test_tokens_are_those_of_transformers(
     name: str, form: str, shards: int, stages: int, attention: str, chunk: int, program_cache: str
 ) -> None:

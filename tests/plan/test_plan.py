@@ -65,15 +65,15 @@ def test_the_border_of_fitting() -> None:
     enough = 4 * TINY_NUMBERS + WORKSPACE + least * PAGE
     found = fit(TINY, Split(1, 1), device(enough), DEMAND)
     (stage,) = found.stages
-    assert (found.shortage, found.num_pages, found.cache_tokens) == (0, least, 128 * least)
+    assert (found.shortage, found.cache.num_blocks[0], found.cache_tokens) == (0, least, 128 * least)
     assert (stage.weights, stage.workspace, stage.cache) == (4 * TINY_NUMBERS, WORKSPACE, least * PAGE)
     lacking = fit(TINY, Split(1, 1), device(enough - 1), DEMAND)
-    assert (lacking.shortage, lacking.num_pages, lacking.stages[0].cache) == (1, 0, 0)
+    assert (lacking.shortage, lacking.cache.num_blocks[0], lacking.stages[0].cache) == (1, 0, 0)
 
 
 def test_more_memory_is_not_filled_with_useless_pages() -> None:
     found = fit(TINY, Split(1, 1), device(10 * GIB), DEMAND)
-    assert found.num_pages == ROWS * (LENGTH + 127) // 128 + 1
+    assert found.cache.num_blocks[0] == ROWS * (LENGTH + 127) // 128 + 1
 
 
 def test_the_fullest_stage_decides() -> None:
@@ -82,7 +82,7 @@ def test_the_fullest_stage_decides() -> None:
     least = LENGTH // 128 + 2 * ROWS  # each stage has a batch
     workspace = WORKSPACE + 4 * ROWS * LENGTH  # a longer history
     found = fit(TINY, Split(1, 2), device(first + workspace + least * PAGE // 2), DEMAND)
-    assert (found.shortage, found.num_pages) == (0, least)
+    assert (found.shortage, found.cache.num_blocks[0]) == (0, least)
     assert [stage.cache for stage in found.stages] == [least * PAGE // 2] * 2
     assert fit(TINY, Split(1, 2), device(first + workspace + least * PAGE // 2 - 1), DEMAND).shortage == 1
 
@@ -99,7 +99,7 @@ def test_pages_are_those_of_the_engine(tensor: int, stages: int, monkeypatch: py
     cache = resolve(config, TINY, LENGTH, placed).cache
     kind = Accelerator("cpu", memory / number, 0, 0, 0, number, "this machine")
     planned = fit(TINY, Split(tensor, stages), kind, replace(DEMAND, max_num_seqs=16, utilization=0.9))
-    assert (planned.shortage, planned.num_pages) == (0, cache.num_blocks[0])
+    assert (planned.shortage, planned.cache.num_blocks[0]) == (0, cache.num_blocks[0])
 
 
 def test_rows_and_length_are_chosen_by_memory() -> None:
