@@ -24,6 +24,7 @@ AttentionName = Literal["tpu", "gpu", "triton", "native", "gather", "xla", "refe
 CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
+MixerName = Literal["attention", "short_conv", "linear_attention"]  # see model/mixers
 SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 
 MAX_LORAS = 8  # adapters in one batch by default
@@ -40,7 +41,7 @@ class RopeConfig:
     """Rotary position embeddings. `kind` is the scaling, with the names of Hugging Face's `rope_type`."""
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"] = "default"
     factor: float = 1.0
     original_max_position: int = 0  # positions before scaling; 0 if the kind does not use it
     low_freq_factor: float = 1.0  # llama3
@@ -52,6 +53,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
     short_factor: tuple[float, ...] = ()  # longrope, one for each frequency, up to `original_max_position`
+    share: float = 1.0  # proportional: of the frequencies, the highest ones; the others are zero
     rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
 
 
@@ -60,6 +62,30 @@ class LayerKind(NamedTuple):
 
     window: int | None  # tokens that each token sees, itself included; None: all before it
     rope: RopeConfig | None  # None: learned positions
+    mixer: MixerName = "attention"
+
+
+@dataclass(frozen=True)
+class ShortConvConfig:
+    """A convolution along the tokens of a request, in place of attention."""
+
+    width: int  # tokens that each token sees, itself included
+    has_bias: bool = False  # in the convolution and in the linear layers around it
+
+
+class SumFactors(NamedTuple):
+    """The factors of both parts of a residual connection."""
+
+    stream: float = 1.0
+    branch: float = 1.0
+
+
+class ResidualFactors(NamedTuple):
+    """The factors of all residual connections of a model with the residual "normed"."""
+
+    attention: SumFactors = SumFactors()
+    linear_attention: SumFactors = SumFactors()
+    mlp: SumFactors = SumFactors()
 
 
 @dataclass(frozen=True)
@@ -97,7 +123,11 @@ class ModelConfig:
     bos_token_id: int | None = None
     attention_out_bias: bool = False
     qk_norm: Literal["head", "all"] | None = None  # of queries and keys: of each head, or of all heads together
-    residual: Literal["pre_norm", "post_norm", "both_norms", "parallel"] = "pre_norm"  # see model/transformer.py
+    attention_gate: bool = False  # the output of each head is weighted by a number between 0 and 1 of each token
+    residual: Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed"] = "pre_norm"  # see model/block.py
+    residual_factors: ResidualFactors | None = None  # of the residual "normed"
+    mixer_pattern: tuple[MixerName, ...] = ("attention",)  # of the layers; repeated over them
+    short_conv: ShortConvConfig | None = None  # of layers with this mixer
     sliding_window: int | None = None  # tokens that each token sees, itself included, in layers with a window
     window_pattern: tuple[bool, ...] = (True,)  # whether a layer has the window; repeated over the layers
     windowed_rope: RopeConfig | None = None  # of layers with the window; None: `rope` is that of all layers
@@ -127,7 +157,19 @@ class ModelConfig:
         """The kind of each layer."""
         windowed = LayerKind(self.sliding_window, self.windowed_rope or self.rope)
         kinds = [windowed if has_window else LayerKind(None, self.rope) for has_window in self.window_pattern]
-        return tuple(kinds[layer % len(kinds)] for layer in range(self.num_layers))
+        mixers = self.mixer_pattern
+        return tuple(
+            kinds[layer % len(kinds)]._replace(mixer=mixers[layer % len(mixers)]) for layer in range(self.num_layers)
+        )
+
+    def layers_with(self, mixer: MixerName) -> tuple[int, ...]:
+        """The layers with a mixer."""
+        return tuple(layer for layer, kind in enumerate(self.layer_kinds) if kind.mixer == mixer)
+
+    @property
+    def mixers(self) -> tuple[MixerName, ...]:
+        """The different mixers of the model, in the order of their first layers."""
+        return tuple(dict.fromkeys(kind.mixer for kind in self.layer_kinds))
 
     @cached_property
     def layer_caches(self) -> tuple[LayerCache, ...]:

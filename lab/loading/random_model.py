@@ -26,7 +26,7 @@ def write_random_model(preset: str, folder: Path, seed: int = 0) -> None:
         raise ConfigError(f"{folder} exists; give a new directory, or leave --random out to measure it", param="model")
     shapes = checkpoint_shapes(read_model_config(preset))
     folder.mkdir(parents=True)
-    from orca_jax.model.stripes import DTYPES
+    from orca_jax.model.files.stripes import DTYPES
 
     noise = np.random.default_rng(seed).standard_normal(_NOISE, np.float32) * np.float32(_STANDARD_DEVIATION)
     noise = noise.astype(DTYPES["BF16"])

@@ -29,13 +29,12 @@ from orca_jax.kernels.ragged_attention import (
     prepare,
     write_and_attend,
 )
-from orca_jax.model.attention import Attend
+from orca_jax.model.block import AttentionOnly
 from orca_jax.model.lora.launch import Adapters
 from orca_jax.model.lora.stacks import groups_of, stack_names
-from orca_jax.model.sharding import MESH_AXES
+from orca_jax.model.mixers.base import Attend
+from orca_jax.model.sharding import HEADS_SPEC
 from orca_jax.model.transformer import Decoder
-
-HEADS_SPEC = PartitionSpec(None, MESH_AXES["heads"], None)
 
 Weights = Sequence[jax.Array]
 
@@ -118,13 +117,14 @@ def make_layers(
         if history is not None:
             history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
             keep = batch.kept_token
-        attend = _make_attend(batch, model, config, mesh)
+        mixing = AttentionOnly(_make_attend(batch, model, config, mesh))
         options: dict[str, Any] = {"keep": keep}
         if batch.slot is not None:
             groups, names = groups_of(model), stack_names(model)
             weights, stacks = weights[: -len(names)], dict(zip(names, weights[-len(names) :], strict=True))
             options["adapters"] = Adapters(stacks, groups, batch.slot, mesh, keep)
-        hidden, pages = structure(weights)(ids if inputs is None else inputs, batch.positions, attend, pages, **options)
+        decoder, inputs = structure(weights), ids if inputs is None else inputs
+        hidden, pages = decoder.run(inputs, batch.positions, mixing, pages, **options)
         return pages, history, hidden
 
     return layers

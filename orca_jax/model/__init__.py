@@ -4,7 +4,8 @@
     families/     names of options and weights in each family of checkpoints (no JAX needed)
     layers        linear, norm, table: matrix products in the parameters' type, the rest in float32
     rope          rotary positions and their scaling kinds
-    attention, transformer    the decoder
+    mixers/       attention and the other token mixers of a layer
+    block, loops, transformer    the decoder: a layer, the ways of running the layers, the whole
     sharding      the table: logical axis -> mesh axis
     load, weights, checkpoint, parameters
                   parameters from a Hugging Face directory, an Orbax checkpoint, or random numbers

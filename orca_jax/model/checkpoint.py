@@ -5,6 +5,7 @@ opened, so optimiser state beside them costs nothing.
 """
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from jaxtyping import Array
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import CheckpointError
+from orca_jax.model.block import Block
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import PART_BYTES, NotFinite, num_not_finite
 from orca_jax.model.orbax_files import CONVERT_AGAIN, PARAMS, SAVE_AGAIN, Keys, StoredTree, orbax_root, read_tree
@@ -31,6 +33,7 @@ from orca_jax.model.parameters import (
     first_copies,
     first_line,
     flat_parameters,
+    layers_of,
     num_copies,
     split_layer,
     stored_shape,
@@ -38,7 +41,7 @@ from orca_jax.model.parameters import (
     with_layers,
 )
 from orca_jax.model.quantise import is_quantised_part
-from orca_jax.model.transformer import Block, Decoder
+from orca_jax.model.transformer import Decoder
 from orca_jax.model.trees.choose import ParameterArrays, choose_table, find_arrays
 from orca_jax.model.trees.mapping import TreeMapping, read_mapping
 from orca_jax.model.trees.memory import nested
@@ -117,7 +120,8 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
             view, shapes, is_split = views[name], [*of_array.values()], name not in of_array
             if name in stacked:
                 size = len(shapes) if is_split else shapes[0].shape[0]
-                view = Taken(view, 0, np.arange(wanted.first_layer, wanted.first_layer + size))
+                begin = bisect_left(layers_of(name, config), wanted.first_layer)
+                view = Taken(view, 0, np.arange(begin, begin + size))
             if is_split:
                 read = read_layers(name, view, shapes, config, not_finite)
             else:

@@ -4,7 +4,7 @@ Parameters of blocks are stacked: their first axis is the layer. The methods of 
 the decoder scans over this axis.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 import jax
@@ -73,12 +73,24 @@ class Maker:
         self.dtype = dtype
         self.rngs = rngs
         self.span = span
+        self.layers: range | tuple[int, ...] = () if span is None else range(span.start, span.stop)  # leading axis
         self.mesh = mesh
         self.storage = storage or Storage()
 
     def stacked(self, span: LayerSpan) -> "Maker":
         """A maker of parameters with a leading axis for the layers of `span`."""
         return Maker(self.dtype, self.rngs, span, self.mesh, self.storage)
+
+    def with_layers(self, layers: Collection[int]) -> "Maker":
+        """A maker for some layers of the model alone, with a key of its own. It needs no `skip` in other stages."""
+        maker = Maker(self.dtype, nnx.Rngs(self.rngs.params()), self.span, self.mesh, self.storage)
+        maker.layers = tuple(layer for layer in self.layers if layer in layers)
+        return maker
+
+    @property
+    def has_layers(self) -> bool:
+        """True if the leading axis has some layers."""
+        return len(self.layers) > 0
 
     def of_each_device(self) -> "Maker":
         """A maker for layers partitioned by hand. Their products get the matrices as one device holds them.
@@ -143,7 +155,7 @@ class Maker:
         return 1 if MESH_AXES[axis] is None else self.storage.shards
 
     def _constant(self, shape: tuple[int, ...], value: float) -> Array:
-        return jnp.full(shape if self.span is None else (self.span.size, *shape), value, self.dtype)
+        return jnp.full(shape if self.span is None else (len(self.layers), *shape), value, self.dtype)
 
     def _layer_by_layer[T](self, shape: tuple[int, ...], std: float, store: Callable[[Array], T]) -> T:
         def draw(key: Array) -> T:
@@ -153,7 +165,9 @@ class Maker:
             return draw(self.rngs.params())
         keys = jax.random.split(self.rngs.params(), self.span.num_layers)
         # A loop: the random bits of all layers at once would need several times the memory of the weights.
-        stacked: T = jax.lax.map(draw, keys[self.span.start : self.span.stop])
+        layers = self.layers
+        own = keys[layers.start : layers.stop] if isinstance(layers, range) else keys[np.array(layers)]
+        stacked: T = jax.lax.map(draw, own)
         return stacked
 
 

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.attention import Attend
 from orca_jax.model.layers import Maker, Table
+from orca_jax.model.mixers.base import Attend, Mixing
 from orca_jax.model.parameters import path_of
 from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.stages import whole
@@ -77,6 +77,17 @@ class OwnDecoder(Decoder):
         must treat each token by itself.
         """
         raise NotImplementedError
+
+    def run[Cache](  # type: ignore[override]  # without adapters
+        self,
+        inputs: Int[Array, "T"] | Float[Array, "T E"],
+        positions: Int[Array, "T"],
+        mixing: Mixing[Cache],
+        cache: Cache,
+        keep: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B E"], Cache]:
+        """Run all layers for the engine, which gives the access to pages as an object. Do not override it."""
+        return self(inputs, positions, mixing.attend, cache, keep)
 
     @property
     def unembedding(self) -> Table:

@@ -58,6 +58,12 @@ def split_layer(path: str) -> tuple[str, int | None]:
     return (path, None) if match is None else (f"blocks.{match[2]}", int(match[1]))
 
 
+def layers_of(path: str, config: ModelConfig) -> tuple[int, ...]:
+    """The layers of a model that have a parameter, by its path with all layers: those with its mixer, or all."""
+    mixer = next((name for name in config.mixers if path.startswith(f"blocks.{name}.")), None)
+    return tuple(range(config.num_layers)) if mixer is None else config.layers_with(mixer)
+
+
 def flat_parameters(state: nnx.State) -> dict[str, Any]:
     """The value of each parameter by its path, in the order of paths."""
     return {path_of(keys): variable.get_value() for keys, variable in nnx.to_flat_state(state)}

@@ -30,6 +30,9 @@ def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
             base = _yarn(base, rope, head_dim)
         case "longrope":
             base = base / np.asarray(rope.short_factor, np.float32)
+        case "proportional":
+            is_used = np.arange(len(base)) < int(rope.share * head_dim // 2)
+            base = np.where(is_used, base, 0) / np.float32(rope.factor)
         case "default" | "dynamic":
             pass
     return base.astype(np.float32)

@@ -21,6 +21,8 @@ MESH_AXES: Mapping[str, str | None] = {
     "heads": TENSOR_AXIS,  # query heads times head dim
     "kv_heads": TENSOR_AXIS,  # key/value heads times head dim
     "head_dim": None,
+    "channels": TENSOR_AXIS,  # of convolutions
+    "taps": None,  # tokens that a convolution sees
     "mlp": TENSOR_AXIS,  # width of the MLP or of each expert
     "experts": None,
     "vocab": TENSOR_AXIS,
@@ -31,9 +33,13 @@ MESH_AXES: Mapping[str, str | None] = {
 }
 
 
-def partition_spec(axes: tuple[str, ...]) -> PartitionSpec:
-    """The mesh axes of an array with the logical `axes`."""
-    return PartitionSpec(*(MESH_AXES[axis] for axis in axes))
+def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
+    """The mesh axes of an array with the logical `axes`; None for an axis that is never split."""
+    return PartitionSpec(*(None if axis is None else MESH_AXES[axis] for axis in axes))
+
+
+HEADS_SPEC = partition_spec((None, "heads", None))
+"""The partition of queries, keys and values over a mesh, and of the results of attention."""
 
 
 def param_shardings(state: nnx.State, mesh: Mesh | AbstractMesh) -> nnx.State:
@@ -100,6 +106,8 @@ def _uneven(config: ModelConfig, shards: int) -> list[str]:
     sizes = {"query heads": config.num_heads, "mlp width": config.mlp_dim}
     if config.experts is not None and config.experts.shared_dim:
         sizes["width of the shared expert"] = config.experts.shared_dim
+    if config.short_conv is not None:
+        sizes["channels of convolutions"] = config.embed_dim
     undivided = [f"{size} {name}" for name, size in sizes.items() if size % shards]
     reasons = [f"does not divide {', '.join(undivided)}"] if undivided else []
     if shards % config.num_kv_heads and config.num_kv_heads % shards:

@@ -20,8 +20,8 @@ from jaxtyping import Array
 from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.finite import NotFinite
+from orca_jax.model.files.stripes import CopyTarget, TensorRows, aligned_empty, as_range, copy
 from orca_jax.model.parameters import bounds_of, copied_columns, first_line, num_copies, stored_shape
-from orca_jax.model.stripes import CopyTarget, TensorRows, aligned_empty, as_range, copy
 from orca_jax.progress import Progress
 
 MAX_THREADS = 4  # more of them do not read faster from the page cache, and each holds a matrix

@@ -45,9 +45,13 @@ def whole(config: ModelConfig) -> LayerSpan:
 
 def of_span(config: ModelConfig, span: LayerSpan) -> ModelConfig:
     """The configuration of a model with the layers of `span` alone."""
-    shift = span.start % len(config.window_pattern)
-    pattern = config.window_pattern[shift:] + config.window_pattern[:shift]
-    return replace(config, num_layers=span.size, window_pattern=pattern)
+
+    def shifted[Kind](pattern: tuple[Kind, ...]) -> tuple[Kind, ...]:
+        shift = span.start % len(pattern)
+        return pattern[shift:] + pattern[:shift]
+
+    windows, mixers = shifted(config.window_pattern), shifted(config.mixer_pattern)
+    return replace(config, num_layers=span.size, window_pattern=windows, mixer_pattern=mixers)
 
 
 def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:

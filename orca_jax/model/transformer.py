@@ -1,7 +1,12 @@
-"""The decoder: one Transformer. Its configuration alone makes it a model of a family."""
+"""The decoder: one Transformer. Its configuration alone makes it a model of a family.
+
+There are four ways of running the layers: a scan, two loops, or one after the other. Layers with the same mixer share
+one compiled body: windows and rotary positions are values. With several mixers the body is one period of their
+pattern. A pattern that does not repeat is a single period, so its layers are unrolled.
+"""
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,123 +19,15 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.kernels.native import Library
-from orca_jax.model.attention import Attend, Attention, LayerAttend, Projections
-from orca_jax.model.experts import Experts
-from orca_jax.model.layers import Linear, Maker, Mlp, Norm, Table
+from orca_jax.model.block import AttentionOnly, Block, Pattern
+from orca_jax.model.layers import Maker, Mlp, Norm, Table
 from orca_jax.model.lora.launch import Adapters, LayerAdapters
+from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
 from orca_jax.model.packed import layer_of
 from orca_jax.model.quantise import Storage
 from orca_jax.model.rope import Rotation, Rotations
 from orca_jax.model.sharding import tensor_parallel_size
 from orca_jax.model.stages import LayerSpan, of_span, whole
-
-
-class Block(nnx.Module):
-    """Attention and MLP, each with a norm and added to the residual stream, which stays float32."""
-
-    def __init__(self, make: Maker, config: ModelConfig) -> None:
-        self.residual = config.residual
-        out_std = 0.02 * (2 * config.num_layers) ** -0.5  # GPT-2: the residual stream sums 2 L such outputs
-        self.attention_norm = Norm(make, config)
-        self.attention = Attention(make, config, out_std)
-        self.mlp_norm = Norm(make, config)
-        self.mlp = (
-            Mlp(make, config, out_std) if config.experts is None else Experts(make, config, config.experts, out_std)
-        )
-        has_both = config.residual == "both_norms"
-        self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
-        self.mlp_out_norm = nnx.data(Norm(make, config) if has_both else None)
-
-    def __call__[Cache](
-        self,
-        x: Float[Array, "T E"],
-        rotation: Rotation | None,
-        attend: LayerAttend[Cache],
-        cache: Cache,
-        keep: Int[Array, "B"] | None = None,
-        adapters: LayerAdapters | None = None,
-    ) -> tuple[Float[Array, "B E"], Cache]:
-        """Run one layer on all tokens. If `keep` is given, the part after attention runs only on these tokens."""
-        out, cache = attend(*self.project(x, rotation, adapters), cache)
-        return self.finish(x, out, keep, adapters), cache
-
-    def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
-    ) -> Projections:
-        """The part before attention: queries, keys and values of every token."""
-        inputs = x if self.residual == "post_norm" else self.attention_norm(x)
-        return self.attention.project(inputs, rotation, adapters)
-
-    @property
-    def linear_layers(self) -> list[Linear]:
-        """The linear layers. Those of experts are not among them: they have products of their own."""
-        attention, mlp = self.attention, self.mlp
-        layers = [attention.query, attention.key, attention.value, attention.out]
-        if isinstance(mlp, Mlp):
-            layers += filter(None, [mlp.gate, mlp.up, mlp.down])
-        return layers
-
-    def finish(
-        self,
-        x: Float[Array, "T E"],
-        out: Float[Array, "T H D"],
-        keep: Int[Array, "B"] | None = None,
-        adapters: LayerAdapters | None = None,
-    ) -> Float[Array, "B E"]:
-        """The part after attention, on all tokens or on those in `keep`."""
-        if keep is not None and adapters is not None:
-            adapters = adapters.kept
-        attended = self.attention.merge(out, keep, adapters)
-        # Experts have no adapters.
-        mlp = self.mlp if adapters is None or isinstance(self.mlp, Experts) else partial(self.mlp, adapters=adapters)
-        return _RESIDUALS[self.residual](self, x if keep is None else x[keep], attended, mlp)
-
-
-def _pre_norm(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
-) -> Float[Array, "B E"]:
-    """Add the attention of normalised inputs, then the MLP of normalised inputs."""
-    x = x + attended
-    return x + mlp(block.mlp_norm(x))
-
-
-def _post_norm(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
-) -> Float[Array, "B E"]:
-    """Add the normalised results of attention, then those of the MLP."""
-    x = x + block.attention_norm(attended)
-    return x + block.mlp_norm(mlp(x))
-
-
-def _both_norms(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
-) -> Float[Array, "B E"]:
-    """Add the normalised results of attention and of the MLP, each of normalised inputs."""
-    assert block.attention_out_norm is not None and block.mlp_out_norm is not None
-    x = x + block.attention_out_norm(attended)
-    return x + block.mlp_out_norm(mlp(block.mlp_norm(x)))
-
-
-def _parallel(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
-) -> Float[Array, "B E"]:
-    """Add attention and MLP, both of the same inputs, each with a norm of its own before it."""
-    return x + attended + mlp(block.mlp_norm(x))
-
-
-_RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[[Array], Array]], Array]] = {
-    "pre_norm": _pre_norm,
-    "post_norm": _post_norm,
-    "both_norms": _both_norms,
-    "parallel": _parallel,
-}
-"""The part of a block after attention, by `ModelConfig.residual`."""
-
-
-type Index = int | Int[Array, ""]
-
-type RotationOf = Callable[[Index], Rotation | None]
-"""The rotation of a layer, by its index in the stage."""
 
 
 class Decoder(nnx.Module):
@@ -162,6 +59,7 @@ class Decoder(nnx.Module):
         self.span = span = span or whole(config)
         self.num_layers = span.size
         self.of_stage = of_span(config, span)
+        self.pattern = Pattern(tuple(kind.mixer for kind in self.of_stage.layer_kinds))
         self.is_first = span.is_first
         shards = 1 if mesh is None else tensor_parallel_size(mesh)
         make = Maker(dtype, rngs, mesh=mesh, storage=Storage(config.quantization, shards))
@@ -193,38 +91,53 @@ class Decoder(nnx.Module):
         keep: Int[Array, "B"] | None = None,
         adapters: Adapters | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
+        """Run all layers of a model with attention in each of them; see `run`.
+
+        Args:
+            inputs: as for `run`, and so are `positions`, `cache`, `keep` and `adapters`.
+            attend: attention of one layer, by its index in the stage; defines the meaning of `cache`.
+        """
+        return self.run(inputs, positions, AttentionOnly(attend), cache, keep, adapters)
+
+    def run[Cache](
+        self,
+        inputs: Int[Array, "T"] | Float[Array, "T E"],
+        positions: Int[Array, "T"],
+        mixing: Mixing[Cache],
+        cache: Cache,
+        keep: Int[Array, "B"] | None = None,
+        adapters: Adapters | None = None,
+    ) -> tuple[Float[Array, "B E"], Cache]:
         """Run all layers of this stage over T tokens of any mix of requests.
 
         Args:
             inputs: token ids, below the vocabulary's size; or the result of the stage before.
             positions: position of each token in its own request, below `config.max_positions`.
-            attend: attention of one layer, by its index in the stage; defines the meaning of `cache`.
+            mixing: access of each layer, by its index in the stage, to `cache`; defines the meaning of it.
             cache: any tree of arrays. It is a flat carry of the scan over layers, never sliced by layer, because
                 only then does XLA update it in place.
             keep: tokens to return hidden vectors of, T at most; None for all. Unless layers are scanned, the last one
-                skips the others after its attention: only the last token of a prompt is sampled from.
+                skips the others after its mixer: only the last token of a prompt is sampled from.
             adapters: additions to linear layers, by token; None for none.
 
         Returns:
             Hidden vectors, after the final norm in the last stage, and the cache.
         """
         x = self._embed(inputs, positions) if self.is_first else inputs
-        ropes = [kind.rope for kind in self.of_stage.layer_kinds if kind.rope is not None]
+        kinds = self.of_stage.layer_kinds
+        ropes = [kind.rope for kind in kinds if kind.rope is not None]
         rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if ropes else _no_rotation
+        launch = LayersRun(rotation_of, mixing, keep, adapters)
+        pattern = self.pattern
         if isinstance(self.blocks, Block) and self.is_packed:
-            layers = _packed_layers(self.blocks, self.num_layers)
-            x, cache = _loop(layers, x, rotation_of, attend, cache, keep, adapters)
+            x, cache = looped(packed_layers(self.blocks, pattern), pattern, x, launch, cache)
         elif isinstance(self.blocks, Block):
-            x, cache = self._scan(self.blocks, x, rotation_of, attend, cache, adapters)
+            x, cache = scanned(self.blocks, pattern, x, launch, cache)
             x = x if keep is None else x[keep]
-        elif self.is_switched:
-            x, cache = _loop(_switched_layers(self.blocks), x, rotation_of, attend, cache, keep, adapters)
+        elif self.is_switched and pattern.repeats:
+            x, cache = looped(switched_layers(self.blocks, pattern), pattern, x, launch, cache)
         else:
-            last = len(self.blocks) - 1
-            for index, block in enumerate(self.blocks):
-                wanted = keep if index == last else None
-                added = None if adapters is None else adapters.of_layer(index)
-                x, cache = block(x, rotation_of(index), partial(attend, index), cache, wanted, added)
+            x, cache = unrolled(self.blocks, x, launch, cache)
         return x if self.final_norm is None else self.final_norm(x), cache
 
     def _embed(self, ids: Int[Array, "T"], positions: Int[Array, "T"]) -> Float[Array, "T E"]:
@@ -232,29 +145,6 @@ class Decoder(nnx.Module):
         x = self.embedding(ids)
         x = x * self.embedding_scale if self.embedding_scale != 1 else x
         return x if self.positions is None else x + self.positions(positions)
-
-    def _scan[Cache](
-        self,
-        blocks: Block,
-        x: Float[Array, "T E"],
-        rotation_of: RotationOf,
-        attend: Attend[Cache],
-        cache: Cache,
-        adapters: Adapters | None,
-    ) -> tuple[Float[Array, "T E"], Cache]:
-        """Run all layers with one compiled body."""
-        structure, stacked = nnx.split(blocks)
-
-        def layer(carry: tuple[Array, Cache], inputs: tuple[Array, nnx.State]) -> tuple[tuple[Array, Cache], None]:
-            x, cache = carry
-            index, parameters = inputs
-            block: Block = nnx.merge(structure, parameters)
-            added = None if adapters is None else adapters.of_layer(index)
-            return block(x, rotation_of(index), partial(attend, index), cache, adapters=added), None
-
-        index = jnp.arange(self.num_layers, dtype=jnp.int32)
-        (x, cache), _ = jax.lax.scan(layer, (x, cache), (index, stacked))
-        return x, cache
 
     def unstack(self, *, switched: bool = False) -> None:
         """Replace the stacked parameters by separate arrays for each layer, or stacked shapes by separate shapes.
@@ -265,6 +155,8 @@ class Decoder(nnx.Module):
         assert isinstance(self.blocks, Block), "the decoder is unstacked already"
         self.is_switched = switched
         structure, stacked = nnx.split(self.blocks)
+        mixers = self.pattern.mixers
+        of_mixer = {name: nnx.split(self.blocks.with_mixer(name))[0] for name in mixers} if len(set(mixers)) > 1 else {}
         waiting = list(nnx.to_flat_state(stacked))
         self.blocks = nnx.List([])
         del stacked  # so that each stack is freed as soon as its slices are there
@@ -274,13 +166,18 @@ class Decoder(nnx.Module):
         while waiting:
             path, variable = waiting.pop()
             stack, axes = variable.get_value(), variable.get_metadata("axes")
-            for index, layer in enumerate(layers):
-                layer.append((path, variable.replace(_layer_of(stack, index), axes=axes[1:])))
-        self.blocks = nnx.List([nnx.merge(structure, nnx.from_flat_state(layer)) for layer in layers])
+            for index, layer in enumerate(self.pattern.layers_of(path)):
+                layers[layer].append((path, variable.replace(_layer_of(stack, index), axes=axes[1:])))
+        self.blocks = nnx.List(
+            [
+                nnx.merge(of_mixer.get(mixer, structure), nnx.from_flat_state(layer))
+                for mixer, layer in zip(mixers, layers, strict=True)
+            ]
+        )
 
     def can_pack(self, library: Library) -> bool:
-        """True if the layers are stacked, and all their matrices have a packed form."""
-        if not isinstance(self.blocks, Block) or not isinstance(self.blocks.mlp, Mlp):
+        """True if the layers are stacked and have the same mixer, and all their matrices have a packed form."""
+        if not isinstance(self.blocks, Block) or not isinstance(self.blocks.mlp, Mlp) or len(self.blocks.mixers) > 1:
             return False
         return all(layer.has_packed_form(library) for layer in self.blocks.linear_layers)
 
@@ -322,20 +219,92 @@ def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array 
     return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, sharding=sharding)
 
 
-type Between = Callable[[Index, Array, Projections, Array], tuple[Array, Projections]]
-"""The parts after the attention of a layer and before that of the next one."""
+class LayersRun[Cache]:
+    """The arguments of a run that all layers share.
+
+    Args:
+        rotation_of: the rotation of a layer, by its index in the stage.
+        mixing: access to the cache.
+        keep: the tokens for the part of the last layer after its mixer; None for all.
+        adapters: additions to linear layers.
+    """
+
+    def __init__(
+        self,
+        rotation_of: Callable[[Index], Rotation | None],
+        mixing: Mixing[Cache],
+        keep: Int[Array, "B"] | None,
+        adapters: Adapters | None,
+    ) -> None:
+        self.rotation_of, self.mixing, self.keep, self.adapters = rotation_of, mixing, keep, adapters
+
+    def added(self, layer: Index) -> LayerAdapters | None:
+        """The adapters of a layer."""
+        return None if self.adapters is None else self.adapters.of_layer(layer)
 
 
-class _LoopOfLayers(NamedTuple):
-    """The layers of a loop, and a call that runs a function on the current one."""
+def unrolled[Cache](
+    blocks: Sequence[Block], x: Float[Array, "T E"], launch: LayersRun[Cache], cache: Cache
+) -> tuple[Float[Array, "B E"], Cache]:
+    """Run one layer after the other."""
+    last = len(blocks) - 1
+    for index, block in enumerate(blocks):
+        keep = launch.keep if index == last else None
+        x, cache = block(x, launch.rotation_of(index), index, launch.mixing, cache, keep, launch.added(index))
+    return x, cache
 
-    number: int
+
+def scanned[Cache](
+    stack: Block, pattern: Pattern, x: Float[Array, "T E"], launch: LayersRun[Cache], cache: Cache
+) -> tuple[Float[Array, "T E"], Cache]:
+    """Run all layers with one compiled body. The last one runs on all tokens, whatever is kept."""
+    size = pattern.period
+    structure, state = nnx.split(stack)
+
+    def by_period(stacked: Array) -> Array:
+        return stacked.reshape(pattern.num_periods, -1, *stacked.shape[1:])
+
+    def period(carry: tuple[Array, Cache], inputs: tuple[Array, nnx.State]) -> tuple[tuple[Array, Cache], None]:
+        x, cache = carry
+        first, parameters = inputs
+        blocks: Block = nnx.merge(structure, parameters)
+        for step in range(size):
+            index = first + step if step else first
+            block = blocks if size == 1 else _layer_of_period(blocks, pattern, step)
+            x, cache = block(x, launch.rotation_of(index), index, launch.mixing, cache, adapters=launch.added(index))
+        return (x, cache), None
+
+    first = jnp.arange(pattern.num_periods, dtype=jnp.int32)
+    first = first if size == 1 else size * first
+    (x, cache), _ = jax.lax.scan(period, (x, cache), (first, state if size == 1 else jax.tree.map(by_period, state)))
+    return x, cache
+
+
+def _layer_of_period(blocks: Block, pattern: Pattern, step: int) -> Block:
+    """One layer of a period whose layers are stacked."""
+    structure, state = nnx.split(blocks.with_mixer(pattern.mixers[step]))
+    flat = [
+        (path, variable.replace(variable.get_value()[pattern.layers_of(path).index(step)]))
+        for path, variable in nnx.to_flat_state(state)
+    ]
+    block: Block = nnx.merge(structure, nnx.from_flat_state(flat))
+    return block
+
+
+type Between = Callable[[Index, Array, Inputs, Mixed], tuple[Array, Inputs]]
+"""The parts after the mixer of a layer and before that of the next one. The first argument is the period."""
+
+
+class LoopLayers(NamedTuple):
+    """The layers of a loop over periods, and a call that runs a function on the current period."""
+
     block_of: Callable[[Index], Block]
-    call: Callable[[Between, Int[Array, ""], Array, Projections, Array], tuple[Array, Projections]]
-    """Calls the function with the arguments after it. The index of the last layer is an integer."""
+    mixer_of: Callable[[int], Mixer]  # by the layer's place in the period; without parameters of its own
+    call: Callable[[Between, Int[Array, ""], Array, Inputs, Mixed], tuple[Array, Inputs]]
+    """Calls the function with the arguments after it. The number of the last period is an integer."""
 
 
-def _switched_layers(blocks: Sequence[Block]) -> _LoopOfLayers:
+def switched_layers(blocks: Sequence[Block], pattern: Pattern) -> LoopLayers:
     """Layers with weights of their own, which a switch selects.
 
     XLA compiles each layer of an unrolled program anew, and most of this is attention with its loops. In this form 12
@@ -343,58 +312,56 @@ def _switched_layers(blocks: Sequence[Block]) -> _LoopOfLayers:
     costs nothing and copies no weights. A GPU would wait for its host at each branch.
     """
 
-    def call(between: Between, index: Int[Array, ""], *args: Any) -> tuple[Array, Projections]:
-        branches = [partial(between, each) for each in range(len(blocks))]
-        return jax.lax.switch(index, branches, *args)
+    def call(between: Between, period: Int[Array, ""], *args: Any) -> tuple[Array, Inputs]:
+        branches = [partial(between, each) for each in range(pattern.num_periods)]
+        return jax.lax.switch(period, branches, *args)
 
-    return _LoopOfLayers(len(blocks), lambda index: blocks[index], call)  # type: ignore[index]
+    return LoopLayers(lambda index: blocks[index], lambda step: blocks[step].mixer, call)  # type: ignore[index]
 
 
-def _packed_layers(stack: Block, number: int) -> _LoopOfLayers:
-    """Layers with packed matrices in stacks. All but the last share one compiled body."""
+def packed_layers(stack: Block, pattern: Pattern) -> LoopLayers:
+    """Layers with packed matrices in stacks, all with the same mixer. All but the last share one compiled body."""
     structure, state = nnx.split(stack)
-    parameters = nnx.to_flat_state(state)
+    parameters, last = nnx.to_flat_state(state), pattern.num_periods - 1
 
     def block_of(index: Index) -> Block:
         of_layer = [(path, layer_of(variable, jnp.int32(index))) for path, variable in parameters]
         return nnx.merge(structure, nnx.from_flat_state(of_layer))
 
-    def call(between: Between, index: Int[Array, ""], *args: Any) -> tuple[Array, Projections]:
-        branches = partial(between, index), partial(between, number - 1)
-        return jax.lax.cond(index < number - 1, *branches, *args)
+    def call(between: Between, period: Int[Array, ""], *args: Any) -> tuple[Array, Inputs]:
+        return jax.lax.cond(period < last, partial(between, period), partial(between, last), *args)
 
-    return _LoopOfLayers(number, block_of, call)
+    return LoopLayers(block_of, lambda step: stack.mixer, call)
 
 
-def _loop[Cache](
-    layers: _LoopOfLayers,
-    x: Float[Array, "T E"],
-    rotation_of: RotationOf,
-    attend: Attend[Cache],
-    cache: Cache,
-    keep: Int[Array, "B"] | None,
-    adapters: Adapters | None,
+def looped[Cache](
+    layers: LoopLayers, pattern: Pattern, x: Float[Array, "T E"], launch: LayersRun[Cache], cache: Cache
 ) -> tuple[Float[Array, "B E"], Cache]:
-    """Run all layers in a loop with one compiled attention."""
-    last = layers.number - 1
+    """Run all layers in a loop with one compiled `mix` for each layer of a period."""
+    size, last, keep = pattern.period, len(pattern.mixers) - 1, launch.keep
 
-    def added(index: Index) -> LayerAdapters | None:
-        return None if adapters is None else adapters.of_layer(index)
+    def layer_at(period: Index, step: int) -> Index:
+        return period if size == 1 else period * size + step
 
     def between(
-        index: Index, x: Float[Array, "T E"], heads: Projections, out: Float[Array, "T H D"]
-    ) -> tuple[Float[Array, "T E"], Projections]:
-        if isinstance(index, int) and index == last:
-            kept = layers.block_of(last).finish(x, out, keep, added(last))
-            return jnp.pad(kept, ((0, x.shape[0] - kept.shape[0]), (0, 0))), heads
-        x = layers.block_of(index).finish(x, out, adapters=added(index))
-        return x, layers.block_of(index + 1).project(x, rotation_of(index + 1), added(index + 1))
+        step: int, period: Index, x: Float[Array, "T E"], first: Inputs, out: Mixed
+    ) -> tuple[Float[Array, "T E"], Inputs]:
+        layer = layer_at(period, step)
+        if isinstance(layer, int) and layer == last:
+            kept = layers.block_of(last).finish(x, out, keep, launch.added(last))
+            # There is no next layer. Any inputs of a period's first layer will do.
+            return jnp.pad(kept, ((0, x.shape[0] - kept.shape[0]), (0, 0))), first
+        x = layers.block_of(layer).finish(x, out, adapters=launch.added(layer))
+        return x, layers.block_of(layer + 1).project(x, launch.rotation_of(layer + 1), launch.added(layer + 1))
 
-    def layer(index: Int[Array, ""], carry: tuple[Array, Projections, Cache]) -> tuple[Array, Projections, Cache]:
-        x, heads, cache = carry
-        out, cache = attend(index, *heads, cache)
-        return *layers.call(between, index, x, heads, out), cache
+    def run_period(period: Int[Array, ""], carry: tuple[Array, Inputs, Cache]) -> tuple[Array, Inputs, Cache]:
+        x, inputs, cache = carry
+        first = inputs
+        for step in range(size):
+            out, cache = layers.mixer_of(step).mix(inputs, layer_at(period, step), launch.mixing, cache)
+            x, inputs = layers.call(partial(between, step), period, x, first, out)
+        return x, inputs, cache
 
-    heads = layers.block_of(0).project(x, rotation_of(0), added(0))
-    x, _, cache = jax.lax.fori_loop(0, layers.number, layer, (x, heads, cache))
+    inputs = layers.block_of(0).project(x, launch.rotation_of(0), launch.added(0))
+    x, _, cache = jax.lax.fori_loop(0, pattern.num_periods, run_period, (x, inputs, cache))
     return x if keep is None else x[: keep.shape[0]], cache

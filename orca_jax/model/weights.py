@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,9 +26,9 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.safetensors import StoredTensor, read_header
-from orca_jax.model.parameters import Wanted, first_line, flat_parameters, split_layer, stored_shape
+from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
+from orca_jax.model.parameters import Wanted, first_line, flat_parameters, layers_of, split_layer, stored_shape
 from orca_jax.model.shards import Source, fill
-from orca_jax.model.stripes import DTYPES, FileMatrix, TensorRows
 from orca_jax.model.weight_files import check_safetensors
 from orca_jax.progress import Progress
 
@@ -121,7 +122,8 @@ def load_files(
     problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
     if problems:
         raise CheckpointError(source, problems)
-    matrices = {path: _matrices(path, leaf, sources, files, wanted.first_layer) for path, leaf in leaves.items()}
+    first = wanted.first_layer
+    matrices = {path: _matrices(path, leaf, sources, files, config, first) for path, leaf in leaves.items()}
     values: dict[str, Array] = {}
     parts, not_finite = wanted.make_parts(), NotFinite()
     for path, array in fill(leaves, matrices, config, progress, problems, not_finite):
@@ -222,10 +224,11 @@ def _open(directory: Path, stack: ExitStack) -> Files:
 
 
 def _rows(tensors: Mapping[str, StoredTensor], descriptor: int) -> dict[str, FileMatrix]:
-    """The vectors and matrices of a file."""
+    """The vectors and matrices of a file, and the taps of its convolutions, which are matrices too."""
     found = {}
     for key, tensor in tensors.items():
-        if tensor.dtype in DTYPES and len(tensor.shape) in (1, 2):
+        is_conv = len(tensor.shape) == 3 and tensor.shape[1] == 1
+        if tensor.dtype in DTYPES and (len(tensor.shape) in (1, 2) or is_conv):
             rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
             found[key] = FileMatrix(key, rows, columns, DTYPES[tensor.dtype], descriptor, tensor.begin)
     return found
@@ -265,7 +268,7 @@ def _read_index(directory: Path) -> Mapping[str, set[str]]:
 
 def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> ParameterSource:
     """The keys of a parameter's tensors. Each has the first of the family's prefixes that gives an existing key."""
-    layers = range(config.num_layers) if weight.stacked else (None,)
+    layers = layers_of(weight.path, config) if weight.stacked else (None,)
     experts = range(_num_experts(config)) if weight.is_of_experts else (None,)
     prefixes = family.prefixes if weight.prefixed else ("",)
     keys = []
@@ -278,15 +281,20 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
 
 
 def _matrices(
-    path: str, leaf: jax.ShapeDtypeStruct, sources: Mapping[str, ParameterSource], files: Files, first: int
+    path: str,
+    leaf: jax.ShapeDtypeStruct,
+    sources: Mapping[str, ParameterSource],
+    files: Files,
+    config: ModelConfig,
+    first: int,
 ) -> Source:
     """The matrices of a parameter of a stage with the layers from `first` on."""
     path, layer = split_layer(path)
     weight, keys, each = sources[path].weight, sources[path].keys, sources[path].experts
     is_stack = weight.stacked and layer is None
     if weight.stacked:
-        begin, layers = (first, leaf.shape[0]) if layer is None else (first + layer, 1)
-        keys = keys[begin * each : (begin + layers) * each]
+        begin = bisect_left(layers_of(path, config), first + (layer or 0))
+        keys = keys[begin * each : (begin + (leaf.shape[0] if layer is None else 1)) * each]
     return Source(weight, tuple(files.rows[key] for key in keys), is_stack + weight.is_of_experts)
 
 
@@ -322,4 +330,5 @@ def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     if weight.first_row:
         rest[0] += weight.first_row
     whole = (*rest, last if weight.part is None else weight.part.num_columns)
-    return whole[::-1] if weight.transpose else whole
+    whole = whole[::-1] if weight.transpose else whole
+    return (whole[0], 1, *whole[1:]) if weight.is_conv else whole

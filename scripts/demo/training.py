@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Int
 from optax.contrib import MuonDimensionNumbers, muon
 
 from demo.data import Rows
-from orca_jax.model.attention import Attend
-from orca_jax.model.transformer import Block, Decoder
+from orca_jax.model.block import Block
+from orca_jax.model.mixers.base import Attend
+from orca_jax.model.transformer import Decoder
 
 Batch = dict[str, Array]
 

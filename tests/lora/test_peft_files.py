@@ -233,7 +233,7 @@ def test_a_file_with_more_data_than_the_model_needs_is_refused_unread(
     """Sparse files, which take no space: with a tail, and with tensors of the size that would be left out."""
     path, tensors = write_adapter(tmp_path, 0) / "adapter_model.safetensors", {}
     os.truncate(path, 200 * 2**30)
-    monkeypatch.setattr("orca_jax.model.stripes.FileMatrix.read_into", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("orca_jax.model.files.stripes.FileMatrix.read_into", lambda *_: pytest.fail("it was read"))
     assert "it was cut or changed" in refusal(tmp_path)
     place = 0
     for module, side, shape in ((VISION, "A", [2, 2**33]), (QUERY, "A", [2, 16]), (QUERY, "B", [24, 2])):

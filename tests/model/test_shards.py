@@ -11,10 +11,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from orca_jax.model import shards, stripes
+from orca_jax.model import shards
+from orca_jax.model.files import stripes
+from orca_jax.model.files.stripes import CopyTarget, FileMatrix, aligned_empty, as_range, copy
 from orca_jax.model.load import prepare_load
 from orca_jax.model.parameters import flat_parameters
-from orca_jax.model.stripes import CopyTarget, FileMatrix, aligned_empty, as_range, copy
 from orca_jax.model.transformer import Decoder
 from tests.model.reference import REFERENCE, mesh_of
 

@@ -45,6 +45,7 @@ class Weight:
         prefixed: False for a tensor outside the family's prefix.
         first_row: the first row of the parameter in the tensor; 0 in stacked ones.
         others: names of the tensor in older files.
+        is_conv: True for the taps of a convolution: the tensor is [channels, 1, taps], the parameter [taps, channels].
     """
 
     key: str
@@ -54,6 +55,7 @@ class Weight:
     prefixed: bool = True
     first_row: int = 0
     others: tuple[str, ...] = ()
+    is_conv: bool = False
 
     @property
     def stacked(self) -> bool:
@@ -98,6 +100,7 @@ class Family:
         fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
         aliases: other names of keys.
         harmless: keys without effect on the logits of this family, beside those of `keys.HARMLESS`.
+        has_states: True if its models have layers with states, which the engine does not run yet.
     """
 
     name: str
@@ -111,3 +114,4 @@ class Family:
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()
+    has_states: bool = False

@@ -10,7 +10,7 @@ import os
 from typing import Any, NamedTuple
 
 from orca_jax.checks import short, unique_keys
-from orca_jax.model.stripes import DTYPES
+from orca_jax.model.files.stripes import DTYPES
 
 METADATA = "__metadata__"
 

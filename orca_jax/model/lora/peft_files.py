@@ -16,10 +16,10 @@ from orca_jax.errors import CheckpointError, system_message
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.safetensors import StoredTensor, read_header
+from orca_jax.model.files.stripes import DTYPES, FileMatrix
 from orca_jax.model.lora.peft_config import PeftConfig, read_config
 from orca_jax.model.lora.stacks import group_of, groups_of, width_of, zero_values
 from orca_jax.model.parameters import copied_columns
-from orca_jax.model.stripes import DTYPES, FileMatrix
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -1,0 +1,324 @@
+"""A layer of the decoder: attention or another mixer, and an MLP, around the residual stream."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import MixerName, ModelConfig, ResidualFactors, SumFactors
+from orca_jax.model.experts import Experts
+from orca_jax.model.layers import Linear, Maker, Mlp, Norm, unfused
+from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
+from orca_jax.model.mixers.linear_attention import LinearAttention
+from orca_jax.model.mixers.short_conv import ShortConv
+from orca_jax.model.parameters import copied_columns
+from orca_jax.model.rope import Rotation
+
+type Projections = tuple[
+    Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Float[Array, "T H"] | None
+]
+"""Queries, keys and values, and the weights of each head's output if the model has them."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The mixers of a stage's layers, in their order."""
+
+    mixers: tuple[MixerName, ...]
+
+    @cached_property
+    def period(self) -> int:
+        """The least number of layers after which all mixers repeat."""
+        mixers, number = self.mixers, len(self.mixers)
+        sizes = (size for size in range(1, number + 1) if number % size == 0)
+        return next(size for size in sizes if mixers == mixers[:size] * (number // size))
+
+    @property
+    def num_periods(self) -> int:
+        """The number of repetitions."""
+        return len(self.mixers) // self.period
+
+    @property
+    def repeats(self) -> bool:
+        """True if a loop has a smaller body than all layers."""
+        return self.period == 1 or self.num_periods > 1
+
+    def layers_of(self, path: Sequence[object]) -> list[int]:
+        """The layers on the first axis of a stacked parameter of a block: all, or those with the parameter's mixer."""
+        of_all = path[0] not in self.mixers
+        return [layer for layer, mixer in enumerate(self.mixers) if of_all or mixer == path[0]]
+
+
+class Attention(nnx.Module):
+    """Projections to queries, keys and values, their norms and rotary positions if the model has them, and back."""
+
+    def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
+        self.head_dim = config.head_dim
+        embed, heads = config.embed_dim, config.num_heads * config.head_dim
+        self.query = Linear(make, (embed, heads), ("embed", "heads"), bias=config.attention_bias)
+        self.key, self.value = _kv_projection(make, config), _kv_projection(make, config)
+        self.query_norm = nnx.data(_head_norm(make, config, config.num_heads, "heads"))
+        self.key_norm = nnx.data(_head_norm(make, config, config.num_kv_heads, "kv_heads"))
+        self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=config.attention_out_bias, std=out_std)
+        gate = (
+            Linear(make, (embed, config.num_heads), ("embed", "heads"), bias=False) if config.attention_gate else None
+        )
+        self.gate = nnx.data(gate)
+
+    @property
+    def linear_layers(self) -> list[Linear]:
+        """The linear layers."""
+        return [self.query, self.key, self.value, self.out, *filter(None, [self.gate])]
+
+    def project(
+        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+    ) -> Projections:
+        """The inputs of every token."""
+        tokens = x.shape[0]
+        # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
+        projected = [unfused(project(x)) for project in (self.query, self.key, self.value)]
+        query, key, value = projected if adapters is None else adapters.added("attention", x, projected)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm.of_groups(query), self.key_norm.of_groups(key)
+        query, key, value = (values.reshape(tokens, -1, self.head_dim) for values in (query, key, value))
+        if rotation is not None:
+            query, key = rotation(query), rotation(key)
+        return query, key, value, None if self.gate is None else jax.nn.sigmoid(self.gate(x))
+
+    def mix[Cache](
+        self, inputs: Projections, layer: Index, mixing: Mixing[Cache], cache: Cache
+    ) -> tuple[Float[Array, "T H D"], Cache]:
+        """Attend over the pages of the layer, after writing the new keys and values to them."""
+        query, key, value, gate = inputs
+        out, cache = mixing.attend(layer, query, key, value, cache)
+        return out if gate is None else out * gate[:, :, None], cache
+
+    def merge(
+        self,
+        out: Float[Array, "T H D"],
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
+    ) -> Float[Array, "B E"]:
+        """Project the heads of every token back, or of those in `keep`. `adapters` are those of the same tokens."""
+        merged = out.reshape(out.shape[0], -1)
+        merged = merged if keep is None else merged[keep]
+        projected = self.out(merged)
+        return projected if adapters is None else adapters.added("attention_out", merged, [projected])[0]
+
+
+def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> Norm | None:
+    """The norm of queries or of keys."""
+    match config.qk_norm:
+        case None:
+            return None
+        case "head":
+            return Norm(make, config, config.head_dim, "head_dim")
+        case "all":
+            return Norm(make, config, num_heads * config.head_dim, axis)
+
+
+def _kv_projection(make: Maker, config: ModelConfig) -> Linear:
+    """The projection to keys or to values. All copies of a head have the values that the head has without copies."""
+    columns = copied_columns(range(config.num_kv_heads * config.head_dim), config.kv_copies, config.head_dim)
+    sizes = config.embed_dim, len(columns) // config.kv_copies
+    projection = Linear(make, sizes, ("embed", "kv_heads"), bias=config.attention_bias)
+    if config.kv_copies > 1:
+        projection.take_outputs(columns)
+    return projection
+
+
+class AttentionOnly[Cache]:
+    """The access of models with attention in all layers, from a function.
+
+    Args:
+        attend: see `Attend`.
+    """
+
+    def __init__(self, attend: Attend[Cache]) -> None:
+        self._attend = attend
+
+    def attend(
+        self,
+        layer: Index,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
+        cache: Cache,
+    ) -> tuple[Float[Array, "T H D"], Cache]:
+        """Call the function."""
+        assert k is not None and v is not None, "each layer has keys and values of its own"
+        return self._attend(layer, q, k, v, cache)
+
+    def advance(self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Cache) -> tuple[Array, Cache]:
+        """Raise NotImplementedError: there are no states."""
+        raise NotImplementedError(f"layers with {mixer} keep states: call `Decoder.run` with a `Mixing` that has them")
+
+
+class Block(nnx.Module):
+    """A mixer and an MLP, each with a norm and added to the residual stream, which stays float32.
+
+    Stacked layers of a model with several mixers have all of these; a single layer has one. The norm of the mixer's
+    inputs is `attention_norm`, whatever the mixer.
+    """
+
+    def __init__(self, make: Maker, config: ModelConfig) -> None:
+        self.residual = config.residual
+        out_std = 0.02 * (2 * config.num_layers) ** -0.5  # GPT-2: the residual stream sums 2 L such outputs
+        self.factors = config.residual_factors or ResidualFactors()
+        self.attention_norm = Norm(make, config)
+
+        mixers = config.mixers
+        makers = {name: make if len(mixers) == 1 else make.with_layers(config.layers_with(name)) for name in mixers}
+
+        def mixer[M](kind: Callable[[Maker, ModelConfig, float], M], name: MixerName) -> M | None:
+            """The mixer of this name; None if no layer of the stage has it."""
+            own = makers.get(name)
+            return None if own is None or not own.has_layers else kind(own, config, out_std)
+
+        self.attention = nnx.data(mixer(Attention, "attention"))
+        self.short_conv = nnx.data(mixer(ShortConv, "short_conv"))
+        self.linear_attention = nnx.data(mixer(LinearAttention, "linear_attention"))
+        self.mlp_norm = Norm(make, config)
+        self.mlp = (
+            Mlp(make, config, out_std) if config.experts is None else Experts(make, config, config.experts, out_std)
+        )
+        has_both = config.residual == "both_norms"
+        self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
+        self.mlp_out_norm = nnx.data(Norm(make, config) if has_both else None)
+
+    def __call__[Cache](
+        self,
+        x: Float[Array, "T E"],
+        rotation: Rotation | None,
+        layer: Index,
+        mixing: Mixing[Cache],
+        cache: Cache,
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
+    ) -> tuple[Float[Array, "B E"], Cache]:
+        """Run one layer on all tokens. If `keep` is given, the part after the mixer runs only on these tokens.
+
+        Args:
+            x: the residual stream.
+            rotation: rotary positions of the layer, if it has some.
+            layer: its index in the stage.
+            mixing: access to the cache.
+            cache: of all layers.
+            keep: tokens.
+            adapters: additions to linear layers.
+        """
+        out, cache = self.mixer.mix(self.project(x, rotation, adapters), layer, mixing, cache)
+        return self.finish(x, out, keep, adapters), cache
+
+    @property
+    def mixers(self) -> dict[MixerName, Attention | ShortConv | LinearAttention]:
+        """The mixers by their names, which are the names of their parameters too."""
+        found: dict[MixerName, Attention | ShortConv | LinearAttention | None] = {
+            "attention": self.attention,
+            "short_conv": self.short_conv,
+            "linear_attention": self.linear_attention,
+        }
+        return {name: mixer for name, mixer in found.items() if mixer is not None}
+
+    @property
+    def mixer(self) -> Mixer:
+        """The mixer of a single layer."""
+        (mixer,) = self.mixers.values()
+        return mixer
+
+    def with_mixer(self, name: MixerName) -> "Block":
+        """The same parameters without those of other mixers."""
+        block: Block = nnx.merge(*nnx.split(self))
+        for other in block.mixers.keys() - {name}:
+            setattr(block, other, nnx.data(None))
+        return block
+
+    def project(
+        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+    ) -> Inputs:
+        """The part before `mix`: its inputs."""
+        inputs = x if self.residual == "post_norm" else self.attention_norm(x)
+        return self.mixer.project(inputs, rotation, adapters)
+
+    @property
+    def linear_layers(self) -> list[Linear]:
+        """The linear layers. Those of experts are not among them: they have products of their own."""
+        layers, mlp = [layer for mixer in self.mixers.values() for layer in mixer.linear_layers], self.mlp
+        if isinstance(mlp, Mlp):
+            layers += filter(None, [mlp.gate, mlp.up, mlp.down])
+        return layers
+
+    def finish(
+        self,
+        x: Float[Array, "T E"],
+        out: Mixed,
+        keep: Int[Array, "B"] | None = None,
+        adapters: LayerAdapters | None = None,
+    ) -> Float[Array, "B E"]:
+        """The part after `mix`, on all tokens or on those in `keep`."""
+        if keep is not None and adapters is not None:
+            adapters = adapters.kept
+        attended = self.mixer.merge(out, keep, adapters)
+        # Experts have no adapters.
+        mlp = self.mlp if adapters is None or isinstance(self.mlp, Experts) else partial(self.mlp, adapters=adapters)
+        return _RESIDUALS[self.residual](self, x if keep is None else x[keep], attended, mlp)
+
+
+def _pre_norm(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
+    """Add the attention of normalised inputs, then the MLP of normalised inputs."""
+    x = x + attended
+    return x + mlp(block.mlp_norm(x))
+
+
+def _post_norm(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
+    """Add the normalised results of attention, then those of the MLP."""
+    x = x + block.attention_norm(attended)
+    return x + block.mlp_norm(mlp(x))
+
+
+def _both_norms(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
+    """Add the normalised results of attention and of the MLP, each of normalised inputs."""
+    assert block.attention_out_norm is not None and block.mlp_out_norm is not None
+    x = x + block.attention_out_norm(attended)
+    return x + block.mlp_out_norm(mlp(block.mlp_norm(x)))
+
+
+def _parallel(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
+    """Add attention and MLP, both of the same inputs, each with a norm of its own before it."""
+    return x + attended + mlp(block.mlp_norm(x))
+
+
+def _normed(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+) -> Float[Array, "B E"]:
+    """Add the attention to its normalised inputs, and the MLP to its own; both parts of a sum have factors."""
+    (name,) = block.mixers
+    factors = {"attention": block.factors.attention, "linear_attention": block.factors.linear_attention}
+
+    def total(x: Float[Array, "B E"], branch: Float[Array, "B E"], factors: SumFactors) -> Float[Array, "B E"]:
+        return factors.stream * x + factors.branch * branch
+
+    x = block.mlp_norm(total(block.attention_norm(x), attended, factors[name]))
+    return total(x, mlp(x), block.factors.mlp)
+
+
+_RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[[Array], Array]], Array]] = {
+    "pre_norm": _pre_norm,
+    "post_norm": _post_norm,
+    "both_norms": _both_norms,
+    "parallel": _parallel,
+    "normed": _normed,
+}
+"""The part of a block after its mixer, by `ModelConfig.residual`."""

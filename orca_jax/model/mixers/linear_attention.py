@@ -1,0 +1,114 @@
+"""The lightning attention of MiniMax: a mixer with a matrix for each head as its state.
+
+The state of a head decays by a fixed factor with each token, which depends on the head and on the layer in the model.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import ModelConfig
+from orca_jax.kernels.linear_state import linear_state
+from orca_jax.kernels.state_rows import StateRows
+from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm
+from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
+from orca_jax.model.rope import Rotation
+
+NORM_EPS = 1e-6  # whatever the other norms of the model have
+
+
+def states(config: ModelConfig) -> tuple[StateArray, ...]:
+    """A matrix for each head, from keys to values."""
+    heads, dim = config.num_heads, config.head_dim
+    return (StateArray((heads, dim, dim), ("heads", "head_dim", "head_dim"), "float32"),)
+
+
+def run(
+    query: Float[Array, "T H D"],
+    key: Float[Array, "T H D"],
+    value: Float[Array, "T H D"],
+    slopes: Float[Array, " H"],
+    pools: StatePools,
+    rows: StateRows,
+) -> tuple[Float[Array, "T H D"], StatePools]:
+    """Run the recurrence on one device."""
+    out, pool = linear_state(query, key, value, slopes, pools[0], rows)
+    return out, (pool,)
+
+
+_HEADS = (None, "heads", None)
+STATE = StateKind(states, run, (_HEADS, _HEADS, _HEADS, ("heads",)), _HEADS)
+
+
+class LinearInputs(NamedTuple):
+    """Queries, keys and values, and the weights of the results."""
+
+    query: Float[Array, "T H D"]
+    key: Float[Array, "T H D"]
+    value: Float[Array, "T H D"]
+    gate: Float[Array, "T X"]
+
+
+class LinearResults(NamedTuple):
+    """The results of all heads, and their weights."""
+
+    heads: Float[Array, "T H D"]
+    gate: Float[Array, "T X"]
+
+
+class LinearAttention(nnx.Module):
+    """Projections, linear attention, a norm over all heads together, and a gate for each number."""
+
+    def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
+        assert make.span is not None, "the decay depends on the layer"
+        self.first_layer, self.num_layers = make.span.start, make.span.num_layers
+        self.num_heads, self.head_dim, self.activation = config.num_heads, config.head_dim, config.activation
+        embed, heads = config.embed_dim, config.num_heads * config.head_dim
+        self.query, self.key, self.value, self.gate = (
+            Linear(make, (embed, heads), ("embed", "heads"), bias=False) for _ in range(4)
+        )
+        self.norm = Norm(make, config, heads, "heads")
+        self.norm.eps = NORM_EPS
+        self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=False, std=out_std)
+
+    @property
+    def linear_layers(self) -> list[Linear]:
+        """The linear layers."""
+        return [self.query, self.key, self.value, self.gate, self.out]
+
+    def project(
+        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+    ) -> LinearInputs:
+        """The inputs of every token. There are no rotary positions, and no adapters on such layers."""
+        assert adapters is None, "adapters are refused for models with states"
+        act, shape = ACTIVATIONS[self.activation], (x.shape[0], self.num_heads, self.head_dim)
+        query, key, value = (act(layer(x)).reshape(shape) for layer in (self.query, self.key, self.value))
+        return LinearInputs(query, key, value, jax.nn.sigmoid(self.gate(x)))
+
+    def mix[Cache](
+        self, inputs: LinearInputs, layer: Index, mixing: Mixing[Cache], cache: Cache
+    ) -> tuple[LinearResults, Cache]:
+        """Run the recurrence."""
+        slopes = jnp.asarray(slope_table(self.num_heads, self.num_layers))[self.first_layer + layer]
+        heads, cache = mixing.advance(layer, "linear_attention", (*inputs[:3], slopes), cache)
+        return LinearResults(heads, inputs.gate), cache
+
+    def merge(
+        self, out: LinearResults, keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None
+    ) -> Float[Array, "B E"]:
+        """Normalise, weight and project back, every token or those in `keep`."""
+        heads, gate = out if keep is None else (out.heads[keep], out.gate[keep])
+        return self.out(gate * self.norm(heads.reshape(heads.shape[0], -1)))
+
+
+def slope_table(num_heads: int, num_layers: int) -> np.ndarray:
+    """The decay of each head in each layer of a model, float32 [L, H]; computed in float32 as in transformers."""
+    of_head = np.float32(2 ** (-8 / num_heads)) ** np.arange(1, num_heads + 1, dtype=np.float32)
+    of_layer = 1 - np.arange(num_layers) / (num_layers - 1 + 1e-5) + 1e-5
+    table: np.ndarray = of_layer.astype(np.float32)[:, None] * of_head
+    return table

@@ -1,0 +1,13 @@
+"""The table of mixers with states."""
+
+from collections.abc import Mapping
+
+from orca_jax.config import MixerName
+from orca_jax.model.mixers import linear_attention, short_conv
+from orca_jax.model.mixers.base import StateKind
+
+STATES: Mapping[MixerName, StateKind] = {
+    "short_conv": short_conv.STATE,
+    "linear_attention": linear_attention.STATE,
+}
+"""By mixer. The layers of a mixer are one group, since their states have the same shapes."""
