@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from orca_jax.config import MAX_LORAS, EngineConfig, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.hub import is_hub_name
+from orca_jax.model.describe import check_served
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
@@ -318,9 +319,10 @@ def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     """Return the model with the kind of quantisation that the settings ask for.
 
     Raises:
-        ConfigError: the model is quantised in another kind already, it cannot be quantised, or it cannot have the
-            adapters that the settings ask for.
+        ConfigError: the model is quantised in another kind already, it cannot be quantised, it cannot have the
+            adapters that the settings ask for, or it cannot be served.
     """
+    check_served(model)
     check_quantization(config.quantization, model)
     check_lora_model(config, model)
     if config.quantization is None:

@@ -64,6 +64,7 @@ def page() -> str:
     families = [
         f"| `{family.name}` | {family.models} | `{family.architectures[0]}` | {_has_adapters(family)} |\n"
         for family in FAMILIES.values()
+        if not family.has_states
     ]
     return _HEAD + "".join(families) + _TESTED + "".join(_row(name) for name in NAMES)
 

@@ -63,7 +63,13 @@ def imported_packages(file: SourceFile) -> set[str]:
 @each(FILES)
 def test_no_forbidden_import(file: SourceFile) -> None:
     # These run in environments of their own: the named ones use transformers, the others are the peers.
-    makers = ("make_adapters.py", "make_reference.py", "recorded_answers.py", "record_transformers.py")
+    makers = (
+        "make_adapters.py",
+        "make_reference.py",
+        "recorded_answers.py",
+        "record_hybrids.py",
+        "record_transformers.py",
+    )
     named = (*makers, "judge_lm_eval.py", "peer.py")
     is_named = file.path.name in named
     has_torch = is_named or file.path.is_relative_to("scripts/peers")

@@ -39,6 +39,7 @@ KEYS = frozenset(
 """The keys read by `read_shape`."""
 
 _NORMS: Mapping[str, Mapping[str, str]] = {
+    "normed": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     "pre_norm": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
     "post_norm": {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
     "both_norms": {
@@ -150,6 +151,11 @@ def mlp_weights(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:
 
 def weights_beside_mlp(config: ModelConfig) -> tuple[Weight, ...]:
     """All weights but those of the MLPs."""
+    return *outer_weights(config), *attention_weights(config)
+
+
+def attention_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """The weights of attention."""
     attention = "layers.{layer}.self_attn"
     qkv = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
     head_norms = (
@@ -161,7 +167,6 @@ def weights_beside_mlp(config: ModelConfig) -> tuple[Weight, ...]:
         for name, ours in qkv.items()
     ]
     return (
-        *outer_weights(config),
         *(row for rows in projections for row in rows),
         *(head_norms if config.qk_norm else ()),
         *linear(f"{attention}.o_proj", "blocks.attention.out", bias=config.attention_out_bias),

@@ -28,8 +28,12 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
-    of_experts = experts.expert_weights("layers.{layer}.block_sparse_moe", ("w1", "w3", "w2"))
-    return *llama.weights_beside_mlp(config), *of_experts
+    return *llama.weights_beside_mlp(config), *expert_weights()
+
+
+def expert_weights() -> tuple[Weight, ...]:
+    """The weights of the experts."""
+    return experts.expert_weights("layers.{layer}.block_sparse_moe", ("w1", "w3", "w2"))
 
 
 MIXTRAL = Family(

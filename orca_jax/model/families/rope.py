@@ -64,7 +64,8 @@ class RopeRules(NamedTuple):
     share: float | None = None  # rotated share of each head if no key names it; None: the whole head, always
     original: int | None = None  # default of `original_max_position_embeddings`; None: `max_position_embeddings`
     renamed: Mapping[str, str] = {}  # other names of kinds
-    kinds: tuple[str, ...] | None = None  # the supported ones; None: all
+    kinds: tuple[str, ...] | None = None  # the supported ones; None: all but proportional
+    default: Mapping[str, Any] = {}  # the object for `part` in files without `rope_parameters`
 
 
 WHOLE_HEADS = RopeRules()
@@ -83,9 +84,9 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     Raises:
         ConfigError: a key is unknown, or a value is invalid or not supported. The error names the key.
     """
-    key, scaling = _chosen(hf) if rules.part is None else _part(hf, rules.part)
+    key, scaling = _chosen(hf) if rules.part is None else _part(hf, rules.part, rules.default)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    kinds = rules.kinds or tuple(sorted(_KINDS))
+    kinds = rules.kinds or tuple(sorted(_KINDS.keys() - {"proportional"}))
     kind = rules.renamed.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in kinds:
         raise refusal("rope_type", f"must be one of {', '.join(kinds)}", kind)
@@ -96,7 +97,7 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     for name in _NEEDED.get(kind, ()):
         if scaling.get(name) is None:
             raise ConfigError(f"config.json: rope_type {kind} needs {name} in {key}", param=name)
-    rotated = _rotated_dim(hf, scaling, head_dim, rules)
+    rotated = _rotated_dim(hf, scaling, head_dim, rules, is_partial=kind == "proportional")
     # Some models write the length beside the object, and transformers prefers this one.
     is_outer = rules.original is not None or hf.get("original_max_position_embeddings") is not None
     original = get_int(hf if is_outer else scaling, "original_max_position_embeddings", rules.original or limit)
@@ -120,16 +121,16 @@ def _chosen(hf: HfConfig) -> tuple[str, Scaling]:
     return next(iter(found.items()), ("rope_parameters", {}))
 
 
-def _part(hf: HfConfig, part: str) -> tuple[str, Scaling]:
+def _part(hf: HfConfig, part: str, default: Scaling) -> tuple[str, Scaling]:
     """The object for a type of layers, and its key. `rope_scaling` changes layers without a window, as in transformers.
 
-    Gemma 3 is the only such family.
+    Gemma 3 and LFM3 are such families.
     """
     parts, scaling = _object(hf, "rope_parameters"), _object(hf, "rope_scaling")
     unknown = sorted(parts.keys() - _PARTS)
     if unknown:
         raise refusal("rope_parameters", f"may have only {' and '.join(_PARTS)}", unknown)
-    own = _object(parts, part, "rope_parameters")
+    own = _object(parts, part, "rope_parameters") if parts else default
     if part == _PARTS[0] and scaling:
         return "rope_scaling", {**own, **scaling}
     return "rope_parameters", own
@@ -143,12 +144,15 @@ def _object(values: Scaling, key: str, name: str | None = None) -> Scaling:
     return value or {}
 
 
-def _rotated_dim(hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules) -> int:
-    """The number of rotated dimensions of each head; the object counts more than a key outside it."""
+def _rotated_dim(hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules, *, is_partial: bool) -> int:
+    """The number of rotated dimensions of each head; the object counts more than a key outside it.
+
+    If `is_partial`, the share in the object is that of a kind which rotates whole heads, some dimensions by nothing.
+    """
     if rules.share is None:
         for values, key in ((hf, rules.share_key), (scaling, "partial_rotary_factor")):
             share = values.get(key)
-            if share is not None and not is_same(share, 1.0):
+            if share is not None and not is_same(share, 1.0) and not (is_partial and values is scaling):
                 raise refusal(key, "is not supported; it must be 1.0", share)
         if head_dim % 2:
             raise refusal("head_dim", "must be even for rotary positions", head_dim)
@@ -180,6 +184,13 @@ def _linear(scaling: Scaling, theta: float, original: int, limit: int) -> RopeCo
 def _dynamic(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
     """Dynamic scaling: frequencies change only beyond `max_position_embeddings`, and no text is longer here."""
     return RopeConfig(theta=theta, kind="dynamic", factor=get_float(scaling, "factor"))
+
+
+def _proportional(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
+    share = get_float(scaling, "partial_rotary_factor", 1.0)
+    if share > 1:
+        raise refusal("partial_rotary_factor", "must be at most 1 for rope_type proportional", share)
+    return RopeConfig(theta=theta, kind="proportional", factor=get_float(scaling, "factor", 1.0), share=share)
 
 
 def _llama3(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
@@ -239,6 +250,7 @@ _KINDS: Mapping[str, Callable[[Scaling, float, int, int], RopeConfig]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {

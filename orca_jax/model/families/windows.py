@@ -1,6 +1,7 @@
-"""Reading of sliding windows: those of all layers, and patterns of layers with a window and layers without one."""
+"""Reading of sliding windows and of `layer_types`: windows of all layers, and patterns of layers of several kinds."""
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 
@@ -75,12 +76,25 @@ def windows_of_gemma(hf: HfConfig, num_layers: int, max_positions: int, period: 
 
 def _pattern_of_types(hf: HfConfig, num_layers: int, *, has_window: bool) -> tuple[bool, ...] | None:
     """The pattern of `layer_types`; None without this key."""
-    kinds = hf.get("layer_types")
+    kinds = read_layer_types(hf, num_layers, (_FULL, _SLIDING))
     if kinds is None:
         return None
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (_FULL, _SLIDING) for kind in kinds):
-        raise refusal("layer_types", f"must be a list of {num_layers} names, {_FULL} or {_SLIDING}", kinds)
     if _SLIDING in kinds and not has_window:
         problem = f"has {_SLIDING}, but there is no window: set sliding_window, and use_sliding_window of a Qwen"
         raise refusal("layer_types", problem, kinds)
     return tuple(kind == _SLIDING for kind in kinds)
+
+
+def read_layer_types(hf: HfConfig, num_layers: int, known: Collection[str]) -> list[str] | None:
+    """The kind of each layer; None without this key.
+
+    Raises:
+        ConfigError: it is not a list of known kinds, one for each layer.
+    """
+    kinds: Any = hf.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in known for kind in kinds):
+        names = f"{', '.join(list(known)[:-1])} or {list(known)[-1]}"
+        raise refusal("layer_types", f"must be a list of {num_layers} names, {names}", kinds)
+    return kinds

@@ -164,6 +164,9 @@ BOOLEANS = {
     "truncate",
     "use_sliding_window",
     "use_parallel_residual",
+    "conv_bias",
+    "use_attention_gate",
+    "use_sandwich_norm",
 }
 COUNTS = {"max_window_layers"}  # 0 has a meaning
 

@@ -1,4 +1,7 @@
-"""OLMoE: Llama with experts, and norms of queries and keys over all heads together."""
+"""OLMo 2 and OLMoE: Llama with norms of queries and keys over all heads together.
+
+OLMo 2 has its other norms after attention and MLP. OLMoE has experts.
+"""
 
 from dataclasses import replace
 
@@ -8,7 +11,14 @@ from orca_jax.model.families.base import Family, Weight
 from orca_jax.model.families.values import HfConfig, get_bool
 
 
-def config_from_hf(hf: HfConfig) -> ModelConfig:
+def olmo2_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of OLMo 2; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {"vocab_size": 50304, "intermediate_size": 11008, "max_position_embeddings": 2048}
+    config = llama.read_shape(hf, "olmo2", defaults, norm_eps=1e-5)
+    return replace(config, **llama.attention_biases(hf), qk_norm="all", residual="post_norm")
+
+
+def olmoe_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of OLMoE; raises `ConfigError` as `llama.config_from_hf` does."""
     defaults = {
         "vocab_size": 50304,
@@ -27,18 +37,29 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     )
 
 
-def weights(config: ModelConfig) -> tuple[Weight, ...]:
+def olmoe_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
     return *llama.weights_beside_mlp(config), *experts.expert_weights("layers.{layer}.mlp")
 
 
+OLMO2 = Family(
+    name="olmo2",
+    models="OLMo 2",
+    config_from_hf=olmo2_from_hf,
+    keys=llama.KEYS | {"attention_bias"},
+    architectures=("Olmo2ForCausalLM", "Olmo2Model"),
+    weights=llama.weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+)
+
 OLMOE = Family(
     name="olmoe",
     models="OLMoE",
-    config_from_hf=config_from_hf,
+    config_from_hf=olmoe_from_hf,
     keys=llama.KEYS | {"attention_bias", "norm_topk_prob", "num_experts", "num_experts_per_tok"},
     architectures=("OlmoeForCausalLM", "OlmoeModel"),
-    weights=weights,
+    weights=olmoe_weights,
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
     fixed={"clip_qkv": (None,)},

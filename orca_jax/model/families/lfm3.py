@@ -1,0 +1,132 @@
+"""LFM3: layers with attention over all tokens, with attention in a window, and with short convolutions.
+
+Layers without a window have rotary positions whose lower frequencies are zero. A gate weights each head's output.
+"""
+
+from dataclasses import replace
+
+from orca_jax.config import MixerName, ModelConfig, ShortConvConfig
+from orca_jax.model.families import llama, rope
+from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear
+from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
+from orca_jax.model.families.windows import read_layer_types, window_of_all
+
+_FULL, _SLIDING, _CONV = _TYPES = "full_attention", "sliding_attention", "conv"
+_ELSEWHERE = ("rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_DEFAULT_ROPES = {
+    _SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    _FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+}
+_CONV_PARTS = ("before", "after", "value")  # the order of their rows in one tensor
+
+
+def config_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of LFM3; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 128_000,
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 128_000,
+    }
+    for key in _ELSEWHERE:
+        if hf.get(key) is not None:
+            raise refusal(
+                key, "is not supported for lfm3: rope_parameters has an object for each kind of layer", hf[key]
+            )
+    rules = {
+        kind: rope.RopeRules(theta=1e6, part=kind, kinds=("default", "proportional"), default=default)
+        for kind, default in _DEFAULT_ROPES.items()
+    }
+    config = llama.read_shape(hf, "lfm3", defaults, norm_eps=1e-5, rules=rules[_FULL])
+    if config.activation != "silu":
+        raise refusal("hidden_act", "must be silu for lfm3", hf.get("hidden_act"))
+    local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, rules[_SLIDING])
+    kinds = read_layer_types(hf, config.num_layers, _TYPES) or [_default_kind(i) for i in range(config.num_layers)]
+    parts = hf.get("rope_parameters")
+    if parts and (missing := sorted({*kinds} - {_CONV} - parts.keys())):
+        raise refusal("rope_parameters", f"must have {missing[0]}, the kind of some layers", sorted(parts))
+    if _SLIDING in kinds and hf.get("sliding_window", 256) is None:
+        raise refusal("sliding_window", f"must be a positive integer for layers with {_SLIDING}", None)
+    mixers: list[MixerName] = ["short_conv" if kind == _CONV else "attention" for kind in kinds]
+    has_bias = get_bool(hf, "conv_bias", False)
+    width = get_int(hf, "conv_L_cache", 7)
+    if width < 2:
+        raise refusal("conv_L_cache", "must be at least 2", width)
+    return replace(
+        config,
+        **llama.attention_biases(hf),
+        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
+        qk_norm="head",
+        attention_gate=get_bool(hf, "use_attention_gate", True),
+        residual="both_norms" if get_bool(hf, "use_sandwich_norm", True) else "pre_norm",
+        sliding_window=window_of_all(hf, 256, config.max_positions),
+        window_pattern=tuple(kind == _SLIDING for kind in kinds),
+        windowed_rope=local,
+        mixer_pattern=tuple(mixers),
+        short_conv=ShortConvConfig(width, has_bias) if "short_conv" in mixers else None,
+    )
+
+
+def _default_kind(layer: int) -> str:
+    """The kind of a layer without `layer_types`."""
+    if layer % 4 == 2:
+        return _FULL
+    return _SLIDING if layer % 4 == 0 and layer > 0 else _CONV
+
+
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    names = {"operator_norm": "attention_norm", "ffn_norm": "mlp_norm"}
+    if config.residual == "both_norms":
+        names |= {"post_operator_norm": "attention_out_norm", "post_ffn_norm": "mlp_out_norm"}
+    norms = [Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale") for theirs, ours in names.items()]
+    mlp, attention = "layers.{layer}.feed_forward", "layers.{layer}.self_attn"
+    gate = linear(f"{attention}.gate_proj", "blocks.attention.gate", bias=False) if config.attention_gate else ()
+    return (
+        Weight("embed_tokens.weight", "embedding.table"),
+        *norms,
+        Weight("embedding_norm.weight", "final_norm.scale"),
+        *head(config),
+        *((*llama.attention_weights(config), *gate) if "attention" in config.mixers else ()),
+        *(_conv(config, config.short_conv.has_bias) if config.short_conv is not None else ()),
+        *linear(f"{mlp}.w1", "blocks.mlp.gate", bias=False),
+        *linear(f"{mlp}.w3", "blocks.mlp.up", bias=False),
+        *linear(f"{mlp}.w2", "blocks.mlp.down", bias=False),
+    )
+
+
+def _conv(config: ModelConfig, has_bias: bool) -> tuple[Weight, ...]:
+    conv, sizes = "layers.{layer}.conv", (config.embed_dim,) * 3
+    rows = [Weight(f"{conv}.conv.weight", "blocks.short_conv.kernel", transpose=True, is_conv=True)]
+    rows += [Weight(f"{conv}.conv.bias", "blocks.short_conv.bias")] if has_bias else []
+    for index, name in enumerate(_CONV_PARTS):
+        joined = linear(f"{conv}.in_proj", f"blocks.short_conv.{name}", bias=has_bias)
+        rows += [replace(row, part=JoinedPart(index, sizes)) for row in joined]
+    return *rows, *linear(f"{conv}.out_proj", "blocks.short_conv.out", bias=has_bias)
+
+
+LFM3 = Family(
+    name="lfm3",
+    models="LFM3",
+    config_from_hf=config_from_hf,
+    keys=llama.KEYS
+    | {
+        "attention_bias",
+        "conv_L_cache",
+        "conv_bias",
+        "layer_types",
+        "sliding_window",
+        "use_attention_gate",
+        "use_sandwich_norm",
+    },
+    architectures=("Lfm3ForCausalLM", "Lfm3Model"),
+    weights=weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    aliases={"norm_eps": "rms_norm_eps"},
+    has_states=True,
+)

@@ -1,0 +1,87 @@
+"""MiniMax: Mixtral with lightning attention in place of most layers' attention, and factors in residual connections."""
+
+import re
+from dataclasses import replace
+
+from orca_jax.config import MixerName, ModelConfig, ResidualFactors, SumFactors
+from orca_jax.model.families import experts, llama, mixtral
+from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.rope import RopeRules
+from orca_jax.model.families.values import HfConfig, get_float
+from orca_jax.model.families.windows import read_layer_types, window_of_all
+
+_FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
+_FACTORS = {"full_attn": "attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+_QKV = ("query", "key", "value")  # the order of the rows of each head in one tensor
+
+
+def config_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of MiniMax; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 32000,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 4096 * 32,
+        "num_key_value_heads": 8,
+    }
+    config = llama.read_shape(hf, "minimax", defaults, norm_eps=1e-5, rules=RopeRules(theta=1e6))
+    kinds = read_layer_types(hf, config.num_layers, _TYPES)
+    kinds = kinds or [_LINEAR if layer % 2 else _FULL for layer in range(config.num_layers)]
+    mixers: list[MixerName] = ["linear_attention" if kind == _LINEAR else "attention" for kind in kinds]
+    return replace(
+        config,
+        sliding_window=window_of_all(hf, None, config.max_positions),
+        experts=experts.read_experts(hf, "num_local_experts", (8, 2), is_normalised=True),
+        mixer_pattern=tuple(mixers),
+        residual="normed",
+        residual_factors=ResidualFactors(**{ours: _factors(hf, theirs) for theirs, ours in _FACTORS.items()}),
+    )
+
+
+def _factors(hf: HfConfig, name: str) -> SumFactors:
+    return SumFactors(*(get_float(hf, f"{name}_{part}_factor", 1.0) for part in ("alpha", "beta")))
+
+
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    attention = "layers.{layer}.self_attn"
+    heads = config.num_heads, (config.head_dim,) * 3
+    linear_attention = (
+        *(
+            Weight(
+                f"{attention}.qkv_proj.weight",
+                f"blocks.linear_attention.{name}.kernel",
+                transpose=True,
+                part=JoinedPart(index, heads[1], groups=heads[0]),
+            )
+            for index, name in enumerate(_QKV)
+        ),
+        *linear(f"{attention}.output_gate", "blocks.linear_attention.gate", bias=False),
+        Weight(f"{attention}.norm.weight", "blocks.linear_attention.norm.scale"),
+        *linear(f"{attention}.out_proj", "blocks.linear_attention.out", bias=False),
+    )
+    return (
+        *llama.outer_weights(config),
+        *(llama.attention_weights(config) if "attention" in config.mixers else ()),
+        *(linear_attention if "linear_attention" in config.mixers else ()),
+        *mixtral.expert_weights(),
+    )
+
+
+MINIMAX = Family(
+    name="minimax",
+    models="MiniMax-Text-01 in the form of transformers",
+    config_from_hf=config_from_hf,
+    keys=mixtral.MIXTRAL.keys
+    | {"layer_types"}
+    | {f"{name}_{part}_factor" for name in _FACTORS for part in ("alpha", "beta")},
+    architectures=("MiniMaxForCausalLM", "MiniMaxModel"),
+    weights=weights,
+    prefixes=llama.PREFIXES,
+    # Constants, computed here from the number of the layer.
+    ignored=re.compile(
+        rf"{llama.IGNORED.pattern}|(model\.)?layers\.\d+\.self_attn\.(slope_rate|(query|key|diagonal)_decay)"
+    ),
+    aliases=mixtral.MIXTRAL.aliases,
+    harmless=experts.HARMLESS | {"block_size"},  # the number of tokens in one product
+    has_states=True,
+)

@@ -1,0 +1,83 @@
+"""Records the results of transformers for the models with states of the tests, or verifies the record.
+
+    PYTHONPATH=. python scripts/record_hybrids.py [--verify]
+
+Needs torch, transformers and safetensors, in an environment of their own (Python 3.11 suffices). For each model of
+`tests.model.states.hybrids` and each of its prompts, the file has the ids generated greedily after the prompt, and the
+log probabilities after every token of both. Greedy choices have wide margins, so that rounding changes no id.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from tests.model.states.hybrids import NAMES, NEW, PROMPTS, RECORD, prompt, write
+
+MARGIN, ATTEMPTS = 5e-3, 20
+TOLERANCE = 1e-5
+
+
+@torch.no_grad()
+def answers(name: str) -> dict[str, np.ndarray]:
+    """The ids and log probabilities of all prompts of a model."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(name, Path(folder))
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model, info = load(folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True)
+    wrong = {key: value for key, value in info.items() if value}
+    # The decay of linear attention is computed, and not among the weights of the tests.
+    wrong["missing_keys"] = {key for key in info["missing_keys"] if not key.endswith(("_decay", "slope_rate"))}
+    if any(wrong.values()):
+        raise SystemExit(f"{name}: {wrong}")
+    model.eval()
+    found: dict[str, np.ndarray] = {}
+    for number, length in enumerate(PROMPTS):
+        ids, logits = _first_clear(model, [prompt(name, length, attempt) for attempt in range(ATTEMPTS)])
+        found[f"{name}/ids_{number}"] = ids.numpy().astype(np.int32)  # those of the prompt, and the generated ones
+        found[f"{name}/logprobs_{number}"] = logits.log_softmax(dim=1).numpy()
+    return found
+
+
+def _first_clear(model: Any, attempts: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first prompt with wide margins and the ids generated after it, and the logits after each."""
+    for ids in attempts:
+        prompt_ids = torch.tensor(ids)[None]
+        options = {"do_sample": False, "max_new_tokens": NEW}
+        whole = model.generate(input_ids=prompt_ids, attention_mask=torch.ones_like(prompt_ids), **options)
+        logits = model(whole, use_cache=False).logits[0].float()
+        best = logits.topk(2).values[len(ids) - 1 : -1]
+        is_clear = float((best[:, 0] - best[:, 1]).min()) > MARGIN
+        if is_clear and torch.equal(logits.argmax(dim=1)[len(ids) - 1 : -1], whole[0, len(ids) :]):
+            return whole[0], logits
+    raise SystemExit(f"none of {len(attempts)} prompts has margins above {MARGIN}")
+
+
+def main() -> int:
+    """Write the record, or compare it; 1 if it differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verify", action="store_true", help="compare the record, write nothing")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    found = {key: value for name in NAMES for key, value in answers(name).items()}
+    if not args.verify:
+        np.savez_compressed(RECORD, **found)
+        return 0
+    stored = np.load(RECORD)
+    same = sorted(stored.files) == sorted(found)
+    worst = (
+        max(float(np.abs(stored[key].astype(np.float64) - value).max()) for key, value in found.items()) if same else 1
+    )
+    print(f"largest difference {worst:.1e}")
+    return 0 if worst <= TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Models with states: their configurations, and the refusal to serve them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca_jax.assembly.draft_model import describe_draft
+from orca_jax.assembly.settings import quantised
+from orca_jax.config import EngineConfig, ResidualFactors, SpeculativeConfig, SumFactors
+from orca_jax.errors import ConfigError
+from orca_jax.model.describe import config_from_hf, read_model_config
+from orca_jax.model.families import FAMILIES
+from orca_jax.model.sharding import check_divisible
+from orca_jax.model.stages import LayerSpan, of_span
+from orca_jax.plan.__main__ import main as plan
+from orca_jax.text.tokenizer import ByteTokenizer
+from tests.model.states.hybrids import write
+
+LFM3: dict[str, Any] = {"model_type": "lfm3"}
+
+
+def test_the_pattern_of_lfm3() -> None:
+    """Layers 2, 6, ... see all tokens, layers 4, 8, ... a window, and the others have convolutions."""
+    config = config_from_hf(LFM3)
+    full, conv, windowed = config.layer_kinds[2], config.layer_kinds[0], config.layer_kinds[4]
+    assert (full.mixer, full.window, full.rope.kind, full.rope.share) == ("attention", None, "proportional", 0.5)
+    assert (windowed.mixer, windowed.window, windowed.rope.theta) == ("attention", 256, 1e4)
+    assert conv.mixer == "short_conv" and config.short_conv is not None and config.short_conv.width == 7
+    assert config.layers_with("attention") == tuple(range(2, 24, 2))
+    assert config.mixers == ("short_conv", "attention")
+    span = LayerSpan(5, 9, 24)
+    assert of_span(config, span).layer_kinds == config.layer_kinds[5:9]
+
+
+def test_the_factors_of_minimax() -> None:
+    factors = {"full_attn_alpha_factor": 3.5, "linear_attn_beta_factor": 0.5, "mlp_beta_factor": 2}
+    config = config_from_hf({"model_type": "minimax", "num_hidden_layers": 3, **factors})
+    assert [kind.mixer for kind in config.layer_kinds] == ["attention", "linear_attention", "attention"]
+    assert config.residual_factors == ResidualFactors(SumFactors(3.5, 1), SumFactors(1, 0.5), SumFactors(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "problem"),
+    [
+        (
+            {"layer_types": ["conv", "mamba"], "num_hidden_layers": 2},
+            "layer_types",
+            "full_attention, sliding_attention or conv",
+        ),
+        ({"sliding_window": None}, "sliding_window", "must be a positive integer for layers with sliding_attention"),
+        ({"conv_L_cache": 1}, "conv_L_cache", "must be at least 2"),
+        ({"hidden_act": "gelu"}, "hidden_act", "must be silu"),
+        ({"rope_theta": 1e6}, "rope_theta", "rope_parameters has an object for each kind of layer"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "rope_parameters",
+            "must have sliding_attention",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.5}}},
+            "partial_rotary_factor",
+            "must be at most 1",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}},
+            "partial_rotary_factor",
+            "must be 1.0",
+        ),
+    ],
+)
+def test_refused(options: dict[str, Any], key: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"config.json: {key} .*{problem}") as caught:
+        config_from_hf({**LFM3, **options})
+    assert caught.value.param == key
+
+
+def test_other_families_have_no_proportional_positions() -> None:
+    with pytest.raises(ConfigError, match="rope_type must be one of default, dynamic, linear, llama3, longrope, yarn,"):
+        config_from_hf({"model_type": "llama", "rope_parameters": {"rope_type": "proportional"}})
+
+
+def test_convolutions_are_shared_by_channels() -> None:
+    config = config_from_hf({**LFM3, "hidden_size": 18, "num_attention_heads": 4, "intermediate_size": 16})
+    with pytest.raises(ConfigError, match="does not divide 18 channels of convolutions"):
+        check_divisible(config, 4)
+
+
+@pytest.mark.parametrize(("name", "mixer"), [("lfm3-0", "short_conv"), ("minimax-0", "linear_attention")])
+def test_models_with_states_are_not_served_yet(
+    name: str, mixer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(name, tmp_path)
+    family, problem = name.partition("-")[0], rf"is not served yet: layers with states \({mixer}\)"
+    model = read_model_config(tmp_path)
+    with pytest.raises(ConfigError, match=f"{family} {problem}") as caught:
+        quantised(EngineConfig(str(tmp_path)), model)
+    assert caught.value.param == "model"
+    draft = EngineConfig(speculative_config=SpeculativeConfig("draft_model", 2, model=str(tmp_path)))
+    with pytest.raises(ConfigError, match=f"draft model .*: {family} {problem}"):
+        describe_draft(draft, model, ByteTokenizer(), 32)
+    assert plan(["--model", str(tmp_path), "--devices", "cpu"]) == 2
+    assert f"{family} is not served yet" in capsys.readouterr().err
+
+
+def test_families_with_states_are_not_named_as_supported() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_hf({"model_type": "unknown"})
+    assert "llama" in caught.value.message
+    for name, family in FAMILIES.items():
+        assert (name in caught.value.message.split("only ")[1].split(", ")) == (not family.has_states)

@@ -1,0 +1,183 @@
+"""Small models with states: their config.json and their weights, drawn from their names alone.
+
+This module needs only NumPy and safetensors, and runs on Python 3.11 too: scripts/record_hybrids.py writes the same
+directories there, and records the results of transformers for them.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+NAMES = tuple([f"lfm3-{number}" for number in range(12)] + [f"minimax-{number}" for number in range(3)])
+RECORD = Path("tests/fixtures/hybrids.npz")
+PROMPTS, NEW, VOCAB = (29, 9, 1), 8, 53  # tokens of the prompts, generated tokens of each
+
+_FULL, _SLIDING, _CONV, _LINEAR = "full_attention", "sliding_attention", "conv", "linear_attention"
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The config.json of a model."""
+    family, _, number = name.partition("-")
+    config = (_lfm3 if family == "lfm3" else _minimax)(int(number))
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return {"model_type": family, "vocab_size": VOCAB, "max_position_embeddings": 64, **tokens, **config}
+
+
+def _lfm3(number: int) -> dict[str, Any]:
+    draw = Random(f"lfm3 {number}")
+    heads = draw.choice((2, 4))
+    config: dict[str, Any] = {
+        "hidden_size": draw.choice((16, 24)),
+        "intermediate_size": draw.choice((20, 32)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": draw.choice((2, heads // 2)),
+        "head_dim": draw.choice((8, 12)),
+        "conv_L_cache": draw.choice((2, 3, 4, 7)),
+        "conv_bias": draw.random() < 0.5,
+        "attention_bias": draw.random() < 0.5,
+        "use_attention_gate": draw.random() < 0.7,
+        "use_sandwich_norm": draw.random() < 0.7,
+        "tie_word_embeddings": draw.random() < 0.7,
+        "sliding_window": draw.choice((2, 5, 9)),
+        "norm_eps": draw.choice((1e-5, 1e-3)),
+    }
+    kinds = {
+        0: [_CONV, _FULL, _CONV, _SLIDING],  # a period of two: windows are values
+        1: None,  # the family's own pattern
+        2: [_CONV, _SLIDING, _FULL] * 2,
+    }.get(number, [draw.choice((_FULL, _SLIDING, _CONV)) for _ in range(draw.choice((3, 4, 5)))] + [_CONV, _FULL])
+    config["num_hidden_layers"] = 5 if kinds is None else len(kinds)
+    if kinds is not None:
+        config["layer_types"] = kinds
+    if number % 2:
+        config["rope_parameters"] = {
+            _FULL: {
+                "rope_type": "proportional",
+                "rope_theta": draw.choice((50.0, 1e4)),
+                "partial_rotary_factor": draw.choice((0.25, 0.5, 1.0)),
+                "factor": draw.choice((1.0, 3.0)),
+            },
+            _SLIDING: {"rope_type": "default", "rope_theta": draw.choice((20.0, 1e4))},
+        }
+    return config
+
+
+def _minimax(number: int) -> dict[str, Any]:
+    draw = Random(f"minimax {number}")
+    config: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 12,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": (4, 8, 6)[number],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        "block_size": (4, 16, 256)[number],
+    }
+    if number:
+        config["layer_types"] = ([_LINEAR, _LINEAR, _FULL, _LINEAR, _FULL], [_FULL, _LINEAR, _LINEAR])[number - 1]
+        config["num_hidden_layers"] = len(config["layer_types"])
+        names = [f"{name}_{part}_factor" for name in ("full_attn", "linear_attn", "mlp") for part in ("alpha", "beta")]
+        config |= {name: round(draw.uniform(0.5, 3.0), 2) for name in names}
+    if number == 2:
+        config["sliding_window"] = 6
+    return config
+
+
+def layer_types(config: Mapping[str, Any]) -> list[str]:
+    """The kind of each layer."""
+    if "layer_types" in config:
+        return list(config["layer_types"])
+    layers = range(config["num_hidden_layers"])
+    if config["model_type"] == "minimax":
+        return [_LINEAR if layer % 2 else _FULL for layer in layers]
+    return [_FULL if layer % 4 == 2 else _SLIDING if layer % 4 == 0 and layer else _CONV for layer in layers]
+
+
+def write(name: str, folder: Path) -> None:
+    """Write config.json and the weights."""
+    config = config_of(name)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {key: _values(f"{name} {key}", shape) for key, shape in _shapes(config).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def prompt(name: str, length: int, attempt: int) -> np.ndarray:
+    """A prompt of a model; the record has that of the first attempt with clear margins."""
+    return np.random.default_rng(zlib.crc32(f"{name} {length} {attempt}".encode())).integers(0, VOCAB, length)
+
+
+def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    is_scale = "norm" in name and name.endswith("weight")
+    std = 0.2 if len(shape) == 1 else 0.25
+    return np.asarray(std * values + (1.0 if is_scale else 0.0), np.float32)
+
+
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor, with the names of published files."""
+    embed, is_lfm3 = config["hidden_size"], config["model_type"] == "lfm3"
+    final = "model.embedding_norm.weight" if is_lfm3 else "model.norm.weight"
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, embed), final: (embed,)}
+    if not config.get("tie_word_embeddings", is_lfm3):
+        shapes["lm_head.weight"] = (VOCAB, embed)
+    for layer, kind in enumerate(layer_types(config)):
+        of_layer = _lfm3_layer(config, kind) if is_lfm3 else _minimax_layer(config, kind)
+        shapes |= {f"model.layers.{layer}.{key}": shape for key, shape in of_layer.items()}
+    return shapes
+
+
+def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    embed, dim = config["hidden_size"], config["head_dim"]
+    heads, groups = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    sizes = {"q_proj": (heads, embed), "k_proj": (groups, embed), "v_proj": (groups, embed), "o_proj": (embed, heads)}
+    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}
+    if config.get("attention_bias"):
+        shapes |= {f"self_attn.{key}.bias": shape[:1] for key, shape in sizes.items()}
+    return shapes
+
+
+def _lfm3_layer(config: Mapping[str, Any], kind: str) -> dict[str, tuple[int, ...]]:
+    embed, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    norms = ["operator_norm", "ffn_norm"]
+    norms += ["post_operator_norm", "post_ffn_norm"] if config["use_sandwich_norm"] else []
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (embed,) for name in norms}
+    for name, shape in {"w1": (inner, embed), "w3": (inner, embed), "w2": (embed, inner)}.items():
+        shapes[f"feed_forward.{name}.weight"] = shape
+    if kind == _CONV:
+        sizes = {"conv": (embed, 1, config["conv_L_cache"]), "in_proj": (3 * embed, embed), "out_proj": (embed, embed)}
+        shapes |= {f"conv.{key}.weight": shape for key, shape in sizes.items()}
+        return shapes | ({f"conv.{key}.bias": shape[:1] for key, shape in sizes.items()} if config["conv_bias"] else {})
+    shapes |= {**_attention(config), "self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    if config["use_attention_gate"]:
+        shapes["self_attn.gate_proj.weight"] = (config["num_attention_heads"], embed)
+    return shapes
+
+
+def _minimax_layer(config: Mapping[str, Any], kind: str) -> dict[str, tuple[int, ...]]:
+    embed, inner, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (embed,),
+        "post_attention_layernorm.weight": (embed,),
+        "block_sparse_moe.gate.weight": (count, embed),
+    }
+    for expert in range(count):
+        for name, shape in {"w1": (inner, embed), "w3": (inner, embed), "w2": (embed, inner)}.items():
+            shapes[f"block_sparse_moe.experts.{expert}.{name}.weight"] = shape
+    if kind == _FULL:
+        return shapes | _attention(config)
+    heads = config["num_attention_heads"] * config["head_dim"]
+    sizes = {"qkv_proj": (3 * heads, embed), "out_proj": (embed, heads), "output_gate": (heads, embed)}
+    return (
+        shapes
+        | {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}
+        | {"self_attn.norm.weight": (heads,)}
+    )

@@ -1,0 +1,223 @@
+"""Models with states: log probabilities and greedy ids are those of transformers, in chunks and side by side."""
+
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from orca_jax.model.block import Pattern
+from orca_jax.model.load import load_decoder, prepare_load
+from orca_jax.model.mixers import linear_attention
+from orca_jax.model.parameters import path_of
+from orca_jax.model.stages import spans
+from orca_jax.model.transformer import Decoder
+from tests.model.reference import mesh_of
+from tests.model.states.hybrids import NAMES, PROMPTS, RECORD, write
+from tests.model.states.server import Server, run_one
+from tests.project.source import ROOT
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
+QUICK = ("lfm3-0", "minimax-2")
+ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
+
+# Tokens of each request in each launch, until all prompts and their answers are done.
+LAUNCHES = (
+    {0: 7, 1: 5},
+    {0: 6, 1: 3, 2: 1},
+    {1: 1, 2: 1, 0: 9},
+    {1: 2, 2: 1},  # without request 0
+    {0: 1, 1: 1, 2: 1},
+    {2: 2, 1: 2, 0: 6},
+    {1: 3, 2: 3, 0: 8},
+)
+
+
+@cache
+def record(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The ids of each prompt and its answer, and the log probabilities after them."""
+    with np.load(ROOT / RECORD) as stored:
+        return [(stored[f"{name}/ids_{i}"], stored[f"{name}/logprobs_{i}"]) for i in range(len(PROMPTS))]
+
+
+@cache
+def folder(name: str, base: Path) -> Path:
+    path = base / name
+    path.mkdir(exist_ok=True)
+    write(name, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hybrids")
+
+
+def arranged(name: str, base: Path, form: str = "unrolled", devices: int = 1) -> Decoder:
+    decoder = load_decoder(folder(name, base), dtype="float32", mesh=mesh_of(devices))
+    if form != "stacked":
+        decoder.unstack(switched=form == "switched")
+    return decoder
+
+
+@cache
+def shared(name: str, base: Path) -> Server:
+    """A server of a model, without requests: its program is compiled once."""
+    return Server([arranged(name, base)], mesh_of(1))
+
+
+def fresh(name: str, base: Path) -> Server:
+    server = shared(name, base)
+    server.reset([nnx.split(decoder)[1] for decoder in server.stages])
+    return server
+
+
+def served(name: str, server: Server, launches: Sequence[dict[int, int]] = LAUNCHES) -> list[np.ndarray]:
+    """The log probabilities of all requests, from their recorded ids."""
+    found: list[list[np.ndarray]] = [[] for _ in PROMPTS]
+    done = dict.fromkeys(range(len(PROMPTS)), 0)
+    for sizes in launches:
+        ids = {number: record(name)[number][0][done[number] :][:size].tolist() for number, size in sizes.items()}
+        before = {number: server.requests[number].block for number in ids if number in server.requests}
+        for number, out in server.launch({number: own for number, own in ids.items() if own}).items():
+            found[number].append(out)
+            done[number] += len(ids[number])
+        for block in before.values():
+            server.free(block)
+    return [np.concatenate(parts) for parts in found]
+
+
+def difference(name: str, found: Sequence[np.ndarray]) -> float:
+    """The largest difference from the record."""
+    pairs = zip(found, record(name), strict=True)
+    return max(float(np.abs(ours - theirs[: len(ours)]).max()) for ours, (_, theirs) in pairs)
+
+
+def check(name: str, server: Server) -> None:
+    found = served(name, server)
+    assert [len(ours) for ours in found] == [len(ids) for ids, _ in record(name)], "all tokens are compared"
+    assert difference(name, found) <= CLOSE
+    for ours, (ids, _), length in zip(found, record(name), PROMPTS, strict=True):
+        assert ours[length - 1 : -1].argmax(axis=1).tolist() == ids[length:].tolist()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_log_probabilities_equal_transformers(name: str, base: Path) -> None:
+    check(name, fresh(name, base))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lfm3-0", "lfm3-2", "minimax-0"])  # with a pattern that repeats
+@pytest.mark.parametrize(("form", "devices"), [("stacked", 1), ("switched", 1), ("stacked", 2), ("switched", 2)])
+def test_every_form_of_the_layers(name: str, form: str, devices: int, base: Path) -> None:
+    decoder = arranged(name, base, form, devices)
+    assert decoder.pattern.period in (2, 3) and decoder.pattern.repeats
+    check(name, Server([decoder], mesh_of(devices)))
+
+
+@pytest.mark.parametrize(
+    ("mixers", "period", "repeats"),
+    [("a", 1, True), ("aaa", 1, True), ("ab", 2, False), ("abab", 2, True), ("abcabc", 3, True), ("ababa", 5, False)],
+)
+def test_periods(mixers: str, period: int, repeats: bool) -> None:
+    names = {"a": "attention", "b": "short_conv", "c": "linear_attention"}
+    pattern = Pattern(tuple(names[letter] for letter in mixers))
+    assert (pattern.period, pattern.repeats) == (period, repeats)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", "xla"])
+@pytest.mark.parametrize("name", QUICK)
+def test_attention_backends(name: str, backend: str, base: Path) -> None:
+    check(name, Server([arranged(name, base)], mesh_of(1), backend))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number"), [("lfm3-0", 4), ("lfm3-1", 2), ("minimax-1", 2), ("minimax-2", 3)])
+def test_stages(name: str, number: int, base: Path) -> None:
+    """A stage may have no layer with some mixer. The decay depends on the layer in the model."""
+    loading = prepare_load(folder(name, base), dtype="float32")
+    parts = spans(loading.config, number)
+    stages = [loading.load(mesh_of(1), span=span, arrange=lambda decoder: decoder.unstack()) for span in parts]
+    assert number < 4 or {len(stage.pattern.mixers) for stage in stages} == {1}
+    check(name, Server(stages, mesh_of(1)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_layer_left_out_is_seen(name: str, base: Path) -> None:
+    """Every mixer and every MLP: without its last matrix its layer changes nothing, or adds nothing."""
+    server = fresh(name, base)
+    (decoder,), (plain,) = server.stages, server.weights
+    ends = ("out.kernel", "mlp.down.kernel", "mlp.down")
+    paths = [path_of(keys) for keys, _ in nnx.to_flat_state(plain) if path_of(keys).endswith(ends)]
+    assert len(paths) == 2 * decoder.num_layers
+    for broken in paths:
+        server.reset([without(plain, broken)])
+        assert difference(name, served(name, server, LAUNCHES[:3])) > MUTATED, broken
+
+
+def without(state: Any, path: str) -> Any:
+    """The parameters, of which one is zeros."""
+    flat = [
+        (keys, variable.replace(jnp.zeros_like(variable.get_value())) if path_of(keys) == path else variable)
+        for keys, variable in nnx.to_flat_state(state)
+    ]
+    return nnx.from_flat_state(flat)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_snapshots_and_states_that_are_not_restored(name: str, base: Path) -> None:
+    """A source that was left alone gives the same results again. Another one, or a fresh state, gives others."""
+    ids, expected = record(name)[0]
+    server = fresh(name, base)
+    server.launch({0: ids[:9].tolist()})
+    snapshot = server.requests[0].block
+    server.launch({0: ids[9:12].tolist()})
+    newer = server.requests[0].block
+
+    def again(block: int) -> float:
+        server.requests[0].length = 9
+        out = server.launch({0: ids[9:15].tolist()}, {0: block})[0]
+        server.free(server.requests[0].block)
+        return float(np.abs(out - expected[9:15]).max())
+
+    assert again(snapshot) <= CLOSE
+    assert again(newer) > MUTATED
+    assert again(snapshot) <= CLOSE
+
+
+@pytest.mark.slow
+def test_a_wrong_decay_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the layer below, as a stage that forgets its first layer would have."""
+    decoder = arranged("minimax-2", base)
+    for block in decoder.blocks:
+        if block.linear_attention is not None:
+            block.linear_attention.first_layer += 1
+    table = np.pad(linear_attention.slope_table(4, decoder.num_layers), ((0, 1), (0, 0)))
+    monkeypatch.setattr(linear_attention, "slope_table", lambda heads, layers: table)
+    found = served("minimax-2", Server([decoder], mesh_of(1)), LAUNCHES[:3])
+    assert difference("minimax-2", found) > MUTATED
+
+
+def test_layers_without_states_refuse_models_with_them(base: Path) -> None:
+    """The call of models with attention alone, as training and own decoders use it."""
+    decoder, ids = arranged("lfm3-0", base), jnp.arange(4, dtype=jnp.int32)
+    with pytest.raises(NotImplementedError, match=r"layers with short_conv keep states.*Decoder\.run"):
+        jax.eval_shape(lambda ids: decoder(ids, ids, lambda layer, q, k, v, cache: (q, cache), 0)[0], ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "form"), [("lfm3-0", "stacked"), ("minimax-0", "switched")])
+def test_kept_tokens(name: str, form: str, base: Path) -> None:
+    """Unless layers are scanned, the last one runs on the kept tokens alone."""
+    decoder, ids = arranged(name, base, form), jnp.arange(6, dtype=jnp.int32)
+    run = jax.jit(partial(run_one, decoder))
+    whole, kept = run(ids, None), run(ids, jnp.array([5, 2], jnp.int32))
+    np.testing.assert_allclose(np.asarray(kept), np.asarray(whole)[[5, 2]], atol=1e-5)
