@@ -177,6 +177,8 @@ class OpenChoice:
         parts = list(parser.push(text)) if text else []
         if self.output.finish_reason is not None:
             parts += parser.finish()
+        if len(parts) == 1 and isinstance(parts[0], str):  # the usual case
+            return parts
         kept: list[OutputPart] = []
         for part in parts:
             if isinstance(part, ToolCall):

@@ -267,6 +267,15 @@ class NamedCall:
             self._calls.append(ToolCall(name, ""))
 
 
+def is_json(text: str) -> bool:
+    """Return True if a text is a JSON value."""
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def decoded(text: str) -> object:
     """Return the value of JSON text; a text that is not JSON stands for itself."""
     try:

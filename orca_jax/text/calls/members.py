@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from orca_jax.text.calls.json_call import decoded
+from orca_jax.text.calls.json_call import decoded, is_json
 from orca_jax.text.calls.parser import CallState, ToolCall
 from orca_jax.text.json_end import BLANKS
 
@@ -227,8 +227,9 @@ def _json(text: str) -> str:
 
 
 def json_of_python(text: str) -> str:
-    """Return the JSON of a literal of Python, or of JSON. A text that is neither stays as it is."""
-    return _PYTHON_TOKEN.sub(_translated, text)
+    """Return the JSON of a literal of Python, or of JSON. A text that is neither is a string."""
+    translated = _PYTHON_TOKEN.sub(_translated, text)
+    return translated if is_json(translated) else _json(text)
 
 
 def _translated(token: re.Match[str]) -> str:

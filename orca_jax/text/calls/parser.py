@@ -81,6 +81,9 @@ class CallParser:
 
     def __init__(self, dialect: Dialect, make: Callable[[str], CallReader]) -> None:
         self._dialect, self._make = dialect, make
+        self._starts = re.compile(
+            f"[{''.join(re.escape(one[0]) for one in dialect.markers)}]" if dialect.markers else "(?!)"
+        )
         self._markers = re.compile("|".join(map(re.escape, dialect.markers)) or r"(?!)")
         self._out = _Output()
         self._held: list[str] = []  # undecided text of earlier pieces; it continues in this piece at `_from`
@@ -95,6 +98,8 @@ class CallParser:
     def push(self, text: str) -> Sequence[OutputPart]:
         """Add a piece of text, and return the decided text and calls."""
         if self._node is None and self._reader is None:  # the held text is at most the beginning of a marker
+            if not self._held and self._out.is_plain and not self._starts.search(text):
+                return [text]  # the usual case
             text = "".join([*self._held, text])
             self._held.clear()
         self._text, self._from, self._at = text, 0, 0
@@ -213,6 +218,11 @@ class _Output:
         self._items: list[str | ToolCall] = []
         self._blanks: list[str] | None = []  # None: after words
         self._has_call = False
+
+    @property
+    def is_plain(self) -> bool:
+        """True if further text is output as it is."""
+        return self._blanks is None and not self._items
 
     def text(self, text: str) -> None:
         if not text:
