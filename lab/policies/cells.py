@@ -50,7 +50,7 @@ class CellScheduler:
         """Requests without an iteration in flight, with slots and a row: in order of arrival, as in Algorithm 1."""
         able, n_rsrv, num_rows = [], kv.reserved_slots, kv.num_free_rows
         for request in pool:
-            if request.state is State.INITIATION:
+            if request.row is None:
                 n_rsrv += kv.demand(len(request.prompt_ids), request.max_total)
                 num_rows -= 1
                 if n_rsrv > kv.capacity or num_rows < 0:
