@@ -7,6 +7,7 @@ from orca_jax.bench.commands import Command, command_parser, run_command
 from orca_jax.flags import FlagParser, run_program
 
 COMMANDS = {
+    "baselines": Command("lab.reproduce.baselines", "earlier and later schedulers with the paper's 175B and workload"),
     "batch": Command("lab.batch", "overhead of a batch file over the same requests sent to the engine directly"),
     "batch_memory": Command("lab.batch_memory", "peak memory of batch runs of different lengths"),
     "beyond": Command("lab.paper.beyond", "tails, sensitivities and later schedulers with the paper's workload"),

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from lab import control_plane, workers
-from lab.reproduce import blocks
+from lab.reproduce import baselines, blocks
 from orca_jax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "ARTIFACT.md", "docs/paper.md")
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    "baselines": baselines.block,
     "beyond": blocks.beyond,
     "claims": blocks.claims,
     "control": control_plane.block,

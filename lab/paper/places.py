@@ -91,7 +91,8 @@ def build(system: System, place: Place, lengths: Mapping[str, int]) -> Simulatio
     policy, clock = POLICIES[system.kind], VirtualClock()
     setting = Setting(system.max_bs, system.mbs, place.in_flight, place.num_stages, place.token_budget)
     scheduler = policy.make(setting)
-    executor = SimExecutor(policy.cost(cost_of(policy, place), setting), clock, lengths, num_stages=place.num_stages)
+    cost = policy.cost(cost_of(policy, place), setting, scheduler)
+    executor = SimExecutor(cost, clock, lengths, num_stages=place.num_stages)
     n_slots = system.max_bs * LONGEST if policy.preallocates else place.num_slots
     rows = n_slots // FEWEST_SLOTS if policy.has_all_rows else system.max_bs * scheduler.n_workers
     kv = KVManager(

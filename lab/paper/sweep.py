@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.paper.curves import Point
+from lab.paper.curves import Point, throughput_at
 from lab.paper.effort import Effort
 from lab.paper.places import Place, simulate
 from lab.paper.systems import System, parse_system
@@ -53,3 +53,18 @@ def paper_curve(name: str, place: Place, effort: Effort) -> Curve:
     """The curve of the paper's workload."""
     system = parse_system(name, POLICIES)
     return curve(system, place, paper_lengths(effort.of(system), effort.seed), effort.seed)
+
+
+def point_at(name: str, place: Place, effort: Effort, latency: float) -> Point:
+    """The point of highest throughput with at most this median latency in ms per token, for the paper's workload.
+
+    Its runs have three times the requests of a curve's.
+    """
+    system = parse_system(name, POLICIES)
+    count = 3 * effort.of(system)
+    requests = paper_lengths(count, effort.seed)
+
+    def run(rate: float) -> Point:
+        return Point(*simulate(system, place, requests, poisson(rate, count, effort.seed)).point)
+
+    return throughput_at(latency, run, 1.1 * saturation(system, place, requests[: count // 3]))

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 
-from lab.policies import cells, faster_transformer
+from lab.policies import cells, faster_transformer, padded
 from lab.policies.policy import Policy, Setting
+from lab.policies.pools import PoolsScheduler
+from lab.policies.prefill_first import PrefillFirstScheduler
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
@@ -36,10 +38,13 @@ POLICIES: Mapping[str, Policy] = {
         is_paper_baseline=True,
     ),
     "request_level": Policy(_request_level, preallocates=True, waits=True, is_paper_baseline=True),
+    "padded": Policy(padded.make, padded.padded_batches, waits=True),
+    "prefill_first": Policy(lambda setting: PrefillFirstScheduler(setting.max_bs, setting.in_flight)),
     "chunked": Policy(_chunked),
+    "pools": Policy(lambda setting: PoolsScheduler(setting.max_bs, setting.in_flight)),
     "cells": Policy(lambda setting: cells.CellScheduler(setting.max_bs, setting.in_flight), has_all_rows=True),
     "token_cells": Policy(
         lambda setting: cells.CellScheduler(setting.max_bs, setting.in_flight, by_token=True), has_all_rows=True
     ),
 }
-"""By name. `request_level` is the package's own form of the baseline, kinder than `ft`."""
+"""By name. `request_level` is the package's own baseline, kinder than `ft`; `chunked` has Sarathi's chunks."""

@@ -16,6 +16,7 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
 from orca_jax.sched.request_level import RequestLevelScheduler
+from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.cost import IterationCost, StageCost, WorkCounts
 
 
@@ -65,6 +66,6 @@ def make(setting: Setting) -> FasterTransformerScheduler:
     return FasterTransformerScheduler(setting.max_bs, setting.mbs)
 
 
-def full_batches(cost: StageCost, setting: Setting) -> IterationCost:
+def full_batches(cost: StageCost, setting: Setting, scheduler: KnownScheduler) -> IterationCost:
     """The cost of batches at their full size."""
     return FullBatchCost(cost, setting.mbs, cost.host)

@@ -21,7 +21,7 @@ class Setting(NamedTuple):
     token_budget: int
 
 
-def same_cost(cost: StageCost, setting: Setting) -> IterationCost:
+def same_cost(cost: StageCost, setting: Setting, scheduler: KnownScheduler) -> IterationCost:
     """The cost of ORCA's engine."""
     return cost
 
@@ -31,7 +31,7 @@ class Policy(NamedTuple):
 
     Attributes:
         make: makes its scheduler.
-        cost: changes the cost of ORCA's engine.
+        cost: changes the cost of ORCA's engine, for this scheduler.
         preallocates: True if each request of `max_bs` has the memory of the longest one.
         has_all_rows: True if as many requests may be admitted as the memory holds, not `max_bs` for each iteration.
         waits: True if a batch waits for its longest member, so that a request takes many iterations.
@@ -39,7 +39,7 @@ class Policy(NamedTuple):
     """
 
     make: Callable[[Setting], KnownScheduler]
-    cost: Callable[[StageCost, Setting], IterationCost] = same_cost
+    cost: Callable[[StageCost, Setting, KnownScheduler], IterationCost] = same_cost
     preallocates: bool = False
     has_all_rows: bool = False
     waits: bool = False

@@ -4,17 +4,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from lab.paper.curves import Point, between, rising, throughput_along, throughput_at
+from lab.paper.curves import between, rising, throughput_along
 from lab.paper.effort import Effort
 from lab.paper.fits import Fit
-from lab.paper.places import Place, simulate
+from lab.paper.places import Place
 from lab.paper.points import largest
-from lab.paper.sweep import Curve, saturation
+from lab.paper.sweep import Curve, point_at, saturation
 from lab.paper.systems import parse_system
 from lab.policies import POLICIES
 from lab.reproduce.fig9 import normalised_ms
 from lab.reproduce.rows import Row
-from orca_jax.bench.paper.runs import paper_lengths, poisson
+from orca_jax.bench.paper.runs import paper_lengths
 
 HEADLINE = ("orca(32)", "ft(1,1)")
 PAPER_HEADLINE = {"orca(32)": 6.81, "ft(1,1)": 0.185}
@@ -29,7 +29,8 @@ SAME = 0.05
 def headline(effort: Effort, fit: Fit | None = None) -> list[Row]:
     """C1: the ratio of throughputs at 190 ms per token on 175B, with three times the requests of a curve's run."""
     place = Place() if fit is None else Place(fit=fit)
-    ours = dict(zip(HEADLINE, effort.map(_at_latency, HEADLINE, [place] * 2, [effort] * 2), strict=True))
+    points = effort.map(point_at, HEADLINE, [place] * 2, [effort] * 2, [LATENCY] * 2)
+    ours = dict(zip(HEADLINE, points, strict=True))
     twice = 2 * normalised_ms("175B", place.fit)
     ratio, paper = ours["orca(32)"].throughput / ours["ft(1,1)"].throughput, 36.9
     rows = [
@@ -45,17 +46,6 @@ def headline(effort: Effort, fit: Fit | None = None) -> list[Row]:
     text = "ms per token: twice the normalised time of orca(128) with 32 requests on 175B"
     rows.append(Row("fig10.headline.latency", text, twice, LATENCY, abs(math.log(twice / LATENCY)), 0.15))
     return rows
-
-
-def _at_latency(name: str, place: Place, effort: Effort) -> Point:
-    system = parse_system(name, POLICIES)
-    count = 3 * effort.of(system)
-    requests = paper_lengths(count, effort.seed)
-
-    def run(rate: float) -> Point:
-        return Point(*simulate(system, place, requests, poisson(rate, count, effort.seed)).point)
-
-    return throughput_at(LATENCY, run, 1.1 * saturation(system, place, requests[: count // 3]))
 
 
 def best_sizes(effort: Effort) -> list[Row]:
