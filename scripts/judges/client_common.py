@@ -7,7 +7,10 @@ from typing import Any
 
 from checks import expect
 
-__all__ = ["CITY_SCHEMA", "JSON_SCHEMA_FORMAT", "TALK", "TOOLS", "check_city", "check_weather", "wait_idle"]
+__all__ = [
+    *("CITY_SCHEMA", "JSON_SCHEMA_FORMAT", "TALK", "TOOLS", "WEATHER"),
+    *("check_city", "check_weather", "wait_idle"),
+]
 
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "You are brief."},

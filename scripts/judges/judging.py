@@ -45,6 +45,7 @@ JUDGES: Mapping[str, Judge] = {
     "openai-node": Judge("judge_node.mjs", "node", flags=TALKS),
     "litellm": Judge("judge_litellm.py", "litellm", flags=TALKS, variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
     "langchain-openai": Judge("judge_langchain.py", "langchain", flags=TALKS),
+    "anthropic": Judge("judge_anthropic.py", "anthropic", flags=TALKS),
     "instructor": Judge("judge_instructor.py", "instructor", model="demo"),
     # Cases without a limit generate until the context is full: a short context keeps them quick.
     "schemathesis": Judge("judge_schemathesis.py", "schemathesis", flags=(*TALKS, "--max-model-len", "256")),

@@ -59,7 +59,9 @@ def check_response(
     require(named.get("x-request-id"), f"{method} {path}: no x-request-id")
     if method in ("HEAD", "OPTIONS") or not (complete or body):
         return
-    if path.startswith("/v1/messages"):
+    # Calls about models have Anthropic's format too, if they come from its clients.
+    is_anthropic = path.startswith("/v1/models") and (b'"request_id"' in body or b'"lifecycle"' in body)
+    if path.startswith("/v1/messages") or is_anthropic:
         from tests.openai.messages.sdk_shapes import check_messages_response  # the SDK takes a second to import
 
         check_messages_response(path, asked(request_body), status, named, body, complete)

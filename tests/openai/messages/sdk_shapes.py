@@ -34,9 +34,13 @@ EVENTS: Mapping[str, type[pydantic.BaseModel]] = {
 def check_messages_response(
     path: str, request: dict[str, Any], status: int, headers: Mapping[str, str], body: bytes, complete: bool = True
 ) -> None:
-    """Hold one answer of a route below `/v1/messages` to the SDK's types. Raises AssertionError."""
+    """Hold one answer in Anthropic's format to the SDK's types. Raises AssertionError."""
     if status >= 400:
         check_failure(status, headers, body)
+    elif path == "/v1/models":
+        check_models(json.loads(body))
+    elif path.startswith("/v1/models/"):
+        check_type(sdk.ModelInfo, json.loads(body))
     elif path.endswith("/count_tokens"):
         check_type(sdk.MessageTokensCount, json.loads(body))
     elif request.get("stream"):
