@@ -42,7 +42,23 @@ def request_schemas(
         if not takes_priority and "priority" in properties:
             properties["priority"] |= {"enum": [0, None]}
     schemas["TokenizeRequest"]["oneOf"] = _either()
+    _tools_of(schemas["MessagesRequest"]).append(_other_than("custom"))
     return {name: _limited(schema, limits) for name, schema in schemas.items()}
+
+
+def _tools_of(schema: Document) -> list[Document]:
+    """The alternatives for a tool in a body."""
+    alternatives: list[Document] = schema["properties"]["tools"]["anyOf"][0]["items"]["anyOf"]
+    return alternatives
+
+
+def _other_than(*kinds: str) -> Document:
+    """A tool of a type that is left out of a prompt."""
+    return {
+        "type": "object",
+        "required": ["type"],
+        "properties": {"type": {"type": "string", "not": {"enum": list(kinds)}}},
+    }
 
 
 def _either() -> list[Document]:
