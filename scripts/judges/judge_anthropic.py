@@ -17,7 +17,7 @@ TOOLS: list[dict[str, Any]] = [
     {"name": "get_weather", "description": "Ask for it.", "input_schema": WEATHER},
     {"name": "get_time", "input_schema": WEATHER},
 ]
-TALK = [{"role": "user", "content": "How are you?"}]
+TALK: list[Any] = [{"role": "user", "content": "How are you?"}]
 CHAIN = [SystemMessage("You are brief."), HumanMessage("How are you?")]
 QUIET = {"logit_bias": {str(blank): -100 for blank in b" \t\n\r"}}  # a grammar allows any number of blanks
 
