@@ -9,7 +9,7 @@ from orca_jax.text.template import ChatTemplate
 _NAME, _TEXT, _RESULT = "trialfunction", "trialtext", "trialresult"
 _MARK = "a late instruction"
 _QUESTION = {"role": "user", "content": "?"}
-_TOOL = {"type": "function", "function": {"name": _NAME, "description": "?", "parameters": {"type": "object"}}}
+_TOOL = {"type": "function", "function": {"name": "anothertrial", "description": "?", "parameters": {"type": "object"}}}
 _CALL = {"id": "trial0000", "type": "function", "function": {"name": _NAME, "arguments": {}}}
 _CALLING = {"role": "assistant", "content": _TEXT, "tool_calls": [_CALL]}
 _ANSWERED = {"role": "tool", "content": _RESULT, "name": _NAME, "tool_call_id": _CALL["id"]}
@@ -29,11 +29,12 @@ ALL_SHOWN = Shown()
 def shown_by(template: ChatTemplate) -> Shown:
     """Render short conversations. A part counts as shown if the template rejects its conversation."""
     plain, tooled = _rendered(template, [_QUESTION]), _rendered(template, [_QUESTION], [_TOOL])
-    called = _rendered(template, [_QUESTION, _CALLING, _ANSWERED])
+    conversation: list[Mapping[str, Any]] = [_QUESTION, _CALLING, _ANSWERED]
+    called = [_rendered(template, conversation), _rendered(template, conversation, [_TOOL])]
     return Shown(
         tools=tooled is None or tooled != plain,
-        calls=called is None or _TEXT in called or _NAME in called,
-        results=called is None or _RESULT in called,
+        calls=any([text is None or _TEXT in text or _NAME in text for text in called]),
+        results=any([text is None or _RESULT in text for text in called]),
     )
 
 

@@ -106,8 +106,9 @@ export class Chat {
       if (!choice) continue;
       stats.finish_reason = choice.finish_reason ?? stats.finish_reason;
       const text = (choice.delta ? choice.delta.content : choice.text) ?? "";
+      const thought = choice.delta?.reasoning ?? "";
       const tokens = tokensOf(choice);
-      if (!text && !tokens.length) continue;
+      if (!text && !thought && !tokens.length) continue;
       const now = performance.now();
       if (stats.ttft_ms === null) {
         first = now;
@@ -116,9 +117,11 @@ export class Chat {
       stats.tokens += tokens.length;
       if (now - first < TOGETHER_MS) early = stats.tokens;
       else stats.tokens_per_s = (1000 * (stats.tokens - early)) / (now - first);
+      const gap = text && message.reasoning && !message.content ? "\n\n" : "";
+      message.reasoning = (message.reasoning ?? "") + thought;
       message.content += text;
       const isAtEnd = this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight < 40;
-      shown.add(text, tokens);
+      shown.add(thought + gap + text, tokens);
       shown.showStats(statsText(stats));
       if (isAtEnd) this.list.scrollTop = this.list.scrollHeight;
     }

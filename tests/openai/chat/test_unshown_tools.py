@@ -92,6 +92,8 @@ def test_messages_about_calls_are_kept_or_refused(made: Made, messages: list[Any
     for template in (ALL, "{% if messages | length > 2 %}{{ raise_exception('no') }}{% endif %}" + ALL):
         answer, link = chat(saying("x"), made(template), messages=messages)
         assert answer.status_code == 200 and text.encode() in bytes(link.submitted[0].prompt_ids)
+    with_tools = "{% if tools %}" + ALL + "{% else %}" + OF_USERS + "{% endif %}"
+    assert chat(saying("x"), made(with_tools), messages=messages)[0].status_code == 200, "a conversation without tools"
     error = error_of(chat(saying("x"), made(OF_USERS), messages=messages)[0])
     assert error["param"] == param and "leaves out" in error["message"]
     assert chat(saying("x"), made(OF_USERS), messages=[user("x"), {"role": "assistant", "content": "y"}])[0].is_success
