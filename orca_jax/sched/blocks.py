@@ -176,8 +176,8 @@ def not_below_zero(count: BlockCount) -> BlockCount:
 
 def most_slots(groups: Sequence[LayerGroup], num_blocks: Sequence[int], page_size: int, num_rows: int) -> int:
     """The largest `n_slots` that these blocks cover; below 1 if there is none."""
-    shares = [number // sum(group.pool == pool for group in groups) for pool, number in enumerate(num_blocks)]
-    return min(shares) * page_size - num_rows * (page_size - 1)
+    slots = [number * page_size // sum(group.pool == pool for group in groups) for pool, number in enumerate(num_blocks)]
+    return min(slots) - num_rows * (page_size - 1)
 
 
 def check_covered(
@@ -188,7 +188,7 @@ def check_covered(
     if n_slots <= covered:
         return
     in_pool = sum(group.pool == 0 for group in groups)
-    remedy = f"raise num_pages to {in_pool * -(-(n_slots + waste) // page_size)}"
+    remedy = f"raise num_pages to {-(-in_pool * (n_slots + waste) // page_size)}"
     if covered > 0:
         remedy = f"lower n_slots to at most {covered} or {remedy}"
     raise ConfigError(

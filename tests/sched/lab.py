@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from orca_jax.cache_spec import ONE_GROUP, LayerGroup
+from orca_jax.cache_spec import ONE_GROUP, LayerGroup, PageShape
 from orca_jax.config import SchedulerName
 from orca_jax.engine import Engine, Wait
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, TokenLogprobs, Urgency
@@ -42,6 +42,14 @@ def fewest_blocks(groups: Sequence[LayerGroup], num_slots: int, page_size: int) 
     """Blocks of each pool for so many slots of each of its groups."""
     pools = range(1 + max(group.pool for group in groups))
     return tuple(-(-sum(group.pool == pool for group in groups) * num_slots // page_size) for pool in pools)
+
+
+def groups_of(*windows: int | None, pools: Sequence[int] = ()) -> tuple[LayerGroup, ...]:
+    """A group of one layer for each window."""
+    shape = PageShape(1, 1)
+    return tuple(
+        LayerGroup((layer,), 1, shape, window, pools[layer] if pools else 0) for layer, window in enumerate(windows)
+    )
 
 
 class RecordingScheduler:

@@ -5,19 +5,20 @@ The same comparison finds mutants of the oracle and of the scheduler.
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from orca_jax.cache_spec import ONE_GROUP, LayerGroup
 from orca_jax.request import SamplingParams
 from orca_jax.sched import orca
 from orca_jax.step import Handle
 from tests.sched import algorithm_1 as oracle
 from tests.sched.algorithm_1 import Req, World
-from tests.sched.lab import SCHEDULERS, Lab
+from tests.sched.lab import SCHEDULERS, Lab, groups_of
 
 EOS = 7
 FEW, MANY = 100, 6000
@@ -34,6 +35,7 @@ class Scenario:
     n_slots: int
     page_size: int
     requests: list[Req]
+    groups: tuple[LayerGroup, ...] = ONE_GROUP
 
 
 def scenario(seed: int) -> Scenario:
@@ -52,7 +54,7 @@ def served(case: Scenario) -> Iterator[str]:
     """What the engine does, in the words of the oracle; every request must get all of its tokens."""
     ends = {each.name: each.num_prompt + each.num_generated - 1 for each in case.requests}
     lab = Lab(
-        "orca", case.max_bs, case.n_workers, case.n_slots, case.page_size, eos=[EOS],
+        "orca", case.max_bs, case.n_workers, case.n_slots, case.page_size, eos=[EOS], groups=case.groups,
         override=lambda name, length, choice: EOS if length == ends[name] else choice if choice != EOS else EOS + 1,
     )  # fmt: skip
     world = World(case.requests, case.seed)
@@ -86,16 +88,32 @@ def served(case: Scenario) -> Iterator[str]:
     }
 
 
+def slots(request: Req, window: int | None, page_size: int) -> int:
+    """The most tokens that a request has in one group: its longest plan, or a window and a page left in part."""
+    if window is None:
+        return request.max_tokens
+    return min(request.max_tokens, max(request.num_prompt, window + 1) + page_size)
+
+
 def check(case: Scenario, algorithm: Oracle = oracle.algorithm_1) -> int:
     """Compare the engine with an oracle, and return the number of iterations."""
-    world = World(deepcopy(case.requests), case.seed)
+    requests = deepcopy(case.requests)
+    for each in requests:  # the paper's slots are those of all layers; here each group has its own
+        each.max_tokens = sum(slots(each, group.window, case.page_size) for group in case.groups)
+    world = World(requests, case.seed)
     found = list(served(case))
-    assert found == list(algorithm(world, case.n_workers, case.max_bs, case.n_slots)), case
+    assert found == list(algorithm(world, case.n_workers, case.max_bs, len(case.groups) * case.n_slots)), case
     return sum(not each.startswith(">") for each in found)
 
 
 def test_the_engine_follows_algorithm_1() -> None:
     assert sum(check(scenario(seed)) for seed in range(FEW)) > 20 * FEW
+
+
+@pytest.mark.parametrize("windows", [(None, 4), (None, 3, 9), (5,)])
+def test_the_engine_follows_algorithm_1_with_groups(windows: tuple[int | None, ...]) -> None:
+    cases = [replace(scenario(seed), groups=groups_of(*windows)) for seed in range(FEW, FEW + 40)]
+    assert sum(check(case) for case in cases) > 20 * 40
 
 
 @pytest.mark.slow
