@@ -22,7 +22,17 @@ HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
 ACCEPTED_PER_POS = "spec_decode_accepted_per_pos"
 """`totals` has the number of accepted tokens at each place of the proposals under this name, `_` and the place."""
 _STATE = frozenset(
-    {"waiting", "running", "in_flight", "num_pages", "free_pages", "reserved_slots", "running_loras", "waiting_loras"}
+    {
+        "waiting",
+        "running",
+        "in_flight",
+        "num_pages",
+        "free_pages",
+        "reserved_slots",
+        "group_blocks",
+        "running_loras",
+        "waiting_loras",
+    }
 )
 
 logger = logging.getLogger(__name__)
@@ -55,6 +65,7 @@ class EngineStats:
     spec_decode_accepted_per_pos: tuple[int, ...] = ()  # the accepted ones by their place in the proposal
     late_grammars: int = 0  # given up, since compiling took too long
     late_adapters: int = 0  # given up, since reading took too long
+    group_blocks: tuple[int, ...] = ()  # of rows in each group of layers; a shared block counts for each row
 
     @property
     def mean_batch_size(self) -> float:
@@ -324,6 +335,7 @@ class Engine:
             num_pages=sum(kv.num_blocks),
             free_pages=sum(by_pool(kv.num_free_blocks)),
             reserved_slots=sum(by_pool(kv.reserved_slots)),
+            group_blocks=kv.used_by_group(),
             running_loras=tuple(adapters.running) if adapters.num_slots else (),
             waiting_loras=tuple(adapters.waiting) if adapters.num_slots else (),
             spec_decode_drafts=drafts.num_drafts,

@@ -176,7 +176,9 @@ def not_below_zero(count: BlockCount) -> BlockCount:
 
 def most_slots(groups: Sequence[LayerGroup], num_blocks: Sequence[int], page_size: int, num_rows: int) -> int:
     """The largest `n_slots` that these blocks cover; below 1 if there is none."""
-    slots = [number * page_size // sum(group.pool == pool for group in groups) for pool, number in enumerate(num_blocks)]
+    slots = [
+        number * page_size // sum(group.pool == pool for group in groups) for pool, number in enumerate(num_blocks)
+    ]
     return min(slots) - num_rows * (page_size - 1)
 
 

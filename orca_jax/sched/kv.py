@@ -129,6 +129,11 @@ class KVManager:
             return self._blocks(max_total)
         return self._sum(self._slots(num_prompt, max_total)) if self._windows else max_total * self._of_page
 
+    def blocks_by_group(self, num_tokens: int) -> Sequence[int]:
+        """The most blocks that a request of so many tokens holds at once in each group, without reservations."""
+        longest = num_tokens if self._longest is None else self._longest
+        return [group.most_blocks(num_tokens, longest, self.page_size) for group in self.groups]
+
     def num_fitting(self, num_prompt: int, max_total: int) -> int:
         """The number of requests of this size that fit together."""
         demands = [
@@ -217,12 +222,12 @@ class KVManager:
         """
         if hit is NO_HIT and not self._windows:
             return -(-num_tokens // self.page_size) * self._of_page
-        kept = [0] * len(self._pools)
-        for group, layers in enumerate(self.groups):
-            if hit is not NO_HIT:
-                blocks = [block for block in hit.blocks[group] if block != NO_BLOCK]
-                kept[layers.pool] += self._pool_of[group].num_kept([*blocks, *hit.sources[group : group + 1]])
-        held = [len(blocks) - blocks.count(NO_BLOCK) for blocks in hit.blocks] or [0] * len(self.groups)
+        kept, held = [0] * len(self._pools), [0] * len(self.groups)
+        for group, layers in enumerate(self.groups if hit.num_tokens else ()):
+            # With a copy the row begins behind the full pages: it leaves those that its first token does not read.
+            blocks = hit.blocks[group][layers.first_needed(hit.num_tokens) // self.page_size :]
+            held[group] = len(blocks)
+            kept[layers.pool] += self._pool_of[group].num_kept([*blocks, *hit.sources[group : group + 1]])
         return count_of(kept) + self._beside(held, hit.num_tokens, num_tokens)
 
     def allocate(self, row: int, num_tokens: int) -> Sequence[Sequence[int]]:
@@ -351,8 +356,7 @@ class KVManager:
         """The most blocks that a request of so many tokens holds at once, without reservations."""
         if not self._windows:
             return -(-num_tokens // self.page_size) * self._of_page
-        longest = num_tokens if self._longest is None else self._longest
-        return self._sum([group.most_blocks(num_tokens, longest, self.page_size) for group in self.groups])
+        return self._sum(self.blocks_by_group(num_tokens))
 
     def _slots(self, num_prompt: int, max_total: int) -> tuple[int, ...]:
         """The slots that a request reserves in each group.

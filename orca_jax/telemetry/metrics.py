@@ -55,6 +55,7 @@ class EngineSeries:
         self.kv_usage = Gauge("kv_cache_usage_perc", "Fraction of KV cache pages in use, 0 to 1.")
         self.pages_used = Gauge("kv_pages_used", "KV cache pages in use.")
         self.pages_total = Gauge("kv_pages", "KV cache pages in total.")
+        self.group_blocks = Gauge("kv_group_blocks", "KV cache blocks of requests, by group of layers.", ("group",))
         self.host_per_iteration = Gauge(
             "host_seconds_per_iteration",
             "Mean host time of an iteration in Python, between the last two heartbeats with iterations.",
@@ -88,9 +89,7 @@ class EngineSeries:
             "launches": Counter("launches_total", "Programs run on the device."),
             "preemptions": Counter("num_preemptions_total", "Preempted requests: their pages went to other requests."),
             "cache_queries": Counter("prefix_cache_queries_total", "Prompt tokens of requests that began to run."),
-            "cache_hits": Counter(
-                "prefix_cache_hits_total", "Prompt tokens found in pages left by an earlier request."
-            ),
+            "cache_hits": Counter("prefix_cache_hits_total", "Prompt tokens found in pages of another request."),
             "compiles": Counter("compiles_total", "Programs compiled by XLA or loaded from its cache."),
             "compiles_while_serving": Counter(
                 "compiles_while_serving_total", "Programs compiled after the start; more than 0 is a defect."

@@ -251,6 +251,9 @@ class ServerObserver:
         engine.busy.set(0.0 if beat is None else beat.busy_seconds)
         engine.pages_total.set(pages)
         engine.pages_used.set(used)
+        engine.group_blocks.clear()
+        for group, blocks in enumerate(() if stats is None else stats.group_blocks):
+            engine.group_blocks.set(blocks, (str(group),))
         if self._max_loras:
             running_loras, waiting_loras = ((), ()) if stats is None else (stats.running_loras, stats.waiting_loras)
             gateway.show_loras(self._max_loras, running_loras, waiting_loras, time.time())

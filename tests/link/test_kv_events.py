@@ -12,7 +12,7 @@ import zmq
 
 from orca_jax.errors import ConfigError
 from orca_jax.link import kv_events
-from orca_jax.link.kv_events import BlockRemoved, BlockStored, KvEventPublisher, joined
+from orca_jax.link.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventPublisher, joined
 from orca_jax.request import SamplingParams
 from orca_jax.server_config import KvEvents
 from tests.sched.lab import Lab, Shape
@@ -195,6 +195,16 @@ def test_neighbours_are_joined() -> None:
         BlockStored([9], 1, [9, 9], 2),
         BlockRemoved([4, 5]),
     ]
+
+
+def test_groups_are_not_joined() -> None:
+    first, other = BlockStored([1], None, [1, 1], 2), BlockStored([2], 1, [2, 2], 2, group_idx=1)
+    events = joined([first, other, BlockRemoved([4]), BlockRemoved([5], group_idx=1)])
+    assert [each.group_idx for each in events if not isinstance(each, AllBlocksCleared)] == [0, 1, 0, 1]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(other))[9] == 1, "vLLM's tenth field"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(BlockRemoved([5], group_idx=1))) == [
+        "BlockRemoved", [5], "GPU", 1
+    ]  # fmt: skip
 
 
 def test_old_batches_are_dropped(settings: KvEvents, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orca_jax.errors import ConfigError
+from orca_jax.cache_spec import NO_BLOCK
+from orca_jax.errors import ConfigError, RequestError
+from orca_jax.sched.admission import check_length
+from orca_jax.sched.blocks import by_pool, count_of, most_slots, not_below_zero
 from orca_jax.sched.kv import KVManager
+from tests.sched.lab import groups_of
 
 
 def holding(slots: int = 10) -> tuple[KVManager, int]:
@@ -124,6 +128,72 @@ def test_check_integrity_sees(damage: str) -> None:
     do_damage(kv, row)
     with pytest.raises(AssertionError, match=message):
         kv.check_integrity()
+
+
+def test_counts_of_several_pools() -> None:
+    one, two = count_of([1, 5]), count_of([2, 4])
+    assert (by_pool(one + two), by_pool(one - two), by_pool(3 * one)) == ((3, 9), (-1, 1), (3, 15))
+    assert one > two and two > one, "each exceeds the other in a pool"
+    assert not one > one and not one > count_of([1, 5]) and one > 4 and not one > 5
+    assert by_pool(not_below_zero(one - two)) == (0, 1) and not_below_zero(-3) == 0
+    assert by_pool(sum([one, two], count_of([0, 0]))) == (3, 9)
+    assert count_of([7]) == 7, "an int with one pool"
+
+
+WINDOWS = groups_of(None, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_total", "slots"),
+    [
+        (3, 5, 3 * 5),  # all of it in each group
+        (3, 40, 40 + 2 * (10 + 4)),  # the window, one token, and a page that is left in part
+        (20, 40, 40 + 2 * (20 + 4)),  # the prompt is one member
+        (38, 40, 3 * 40),
+    ],
+)
+def test_a_request_reserves_its_peak_in_each_group(num_prompt: int, max_total: int, slots: int) -> None:
+    kv = KVManager((60,), page_size=4, num_rows=2, n_slots=60, groups=WINDOWS)
+    assert (kv.demand(num_prompt, max_total), kv.capacity) == (slots, 180)
+
+
+def test_a_request_holds_its_peak_in_each_group_without_reservations() -> None:
+    kv = KVManager((30,), page_size=4, num_rows=2, groups=WINDOWS, longest=8)
+    assert kv.demand(3, 40) == 10 + 2 * 5, "eight tokens, and the eight before them, in five pages if both ends are cut"
+    assert kv.blocks_by_group(40) == [10, 5, 5]
+    assert kv.longest_request == 80, "twenty pages of a full group, and ten of the others"
+    assert [kv.num_fitting(1, total) for total in (4, 40, 80, 81)] == [10, 1, 1, 0]
+    apart = KVManager((10, 15), 4, 2, groups=groups_of(None, 9, 9, pools=(0, 1, 1)), longest=8)
+    assert by_pool(apart.demand(3, 40)) == (10, 10) and apart.longest_request == 40
+
+
+def test_a_request_that_exceeds_one_pool_is_refused() -> None:
+    apart = KVManager((10, 15), 4, 2, groups=groups_of(None, 9, 9, pools=(0, 1, 1)), longest=8)
+    check_length(30, 10, max_model_len=99, kv=apart)
+    with pytest.raises(
+        RequestError, match="30 prompt tokens and max_tokens=11 make 41 tokens, and the KV cache holds 40"
+    ):
+        check_length(30, 11, max_model_len=99, kv=apart)
+
+
+def test_slots_are_those_of_each_group() -> None:
+    assert most_slots(WINDOWS, (60,), 4, 2) == 60 * 4 // 3 - 6
+    KVManager((60,), 4, 2, 74, groups=WINDOWS)
+    with pytest.raises(ConfigError, match=r"in each of 3 groups of layers.*at most 74 or raise num_pages to 61"):
+        KVManager((60,), 4, 2, 75, groups=WINDOWS)
+
+
+def test_a_window_gives_blocks_back() -> None:
+    kv = KVManager((30,), page_size=4, num_rows=2, groups=WINDOWS, longest=8)
+    row = kv.acquire_row()
+    kv.allocate(row, 20)
+    assert (kv.behind(row, 20), kv.num_free_blocks, kv.used_by_group()) == (6, 15, (5, 5, 5))
+    kv.leave(row, 20)  # its window begins at 12
+    assert (kv.behind(row, 20), kv.num_free_blocks, kv.used_by_group()) == (0, 21, (5, 2, 2))
+    assert list(kv.blocks_of(row)[1][:4]) == [NO_BLOCK] * 3 + [8]
+    kv.check_integrity()
+    kv.free(row)
+    assert kv.num_free_blocks == 30
 
 
 class AnyOrder(RuleBasedStateMachine):
