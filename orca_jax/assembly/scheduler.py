@@ -84,7 +84,6 @@ def _pool(
         max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
         reuses_prefixes=reuses_prefixes(config),
-        copies=True,
         predictor=predictor,
         adapters=AdapterSlots(num_loras(config), most_loras(config)),
     )

@@ -39,7 +39,6 @@ class RequestPool:
         max_model_len: the largest number of prompt and generated tokens of one request.
         eos_token_ids: the model's end tokens.
         reuses_prefixes: True if requests begin with cached blocks of equal prefixes.
-        copies: see `PrefixReuse`.
         predictor: predicts the output length of each request; None for the client's bound.
         adapters: the slots of adapters; None for no adapters.
     """
@@ -52,14 +51,13 @@ class RequestPool:
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
         reuses_prefixes: bool = False,
-        copies: bool = True,
         predictor: Predictor | None = None,
         adapters: AdapterSlots | None = None,
     ) -> None:
         self.kv = kv
         self.adapters = adapters or AdapterSlots()
         self.predictor = predictor or ClientBound()
-        self.reuse = PrefixReuse(kv, copies) if reuses_prefixes else None
+        self.reuse = PrefixReuse(kv) if reuses_prefixes else None
         self.running: dict[str, Request] = {}  # requests with a row, in order of admission
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len

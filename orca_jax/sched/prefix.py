@@ -130,20 +130,19 @@ class PrefixCache:
                 insort(self._following[page.parent], (page.ids, page.digest))
         return new
 
-    def find(self, digests: Sequence[bytes], start: bytes, most: int, ids: Callable[[int], bytes] | None) -> Hit:
+    def find(self, digests: Sequence[bytes], start: bytes, most: int, ids: Callable[[int], bytes]) -> Hit:
         """The longest beginning of a prompt in the cache.
 
         Args:
             digests: of its full pages, in order.
             start: the digest before the first one, of salt and adapter.
             most: tokens that may be found.
-            ids: returns the ids from a position on, as bytes, up to `most` and to the end of a page. None: a hit ends
-                with a full page.
+            ids: returns the ids from a position on, as bytes, up to `most` and to the end of a page.
         """
         count = self._num_full(digests)
         parent = digests[count - 1] if count else start
         source, num_copied = b"", 0
-        if ids is not None and parent in self._following:
+        if parent in self._following:
             source, num_copied = self._inside(parent, count, most, ids)
         if not count and not num_copied:
             return NO_HIT

@@ -12,14 +12,9 @@ class PrefixReuse:
 
     Full pages enter it when their tokens are computed, the last page of a prompt too, and the last page of a request
     when it leaves its row. A request waits while another one computes the same prompt.
-
-    Args:
-        kv: rows and blocks.
-        copies: True if the executor runs `StepPlan.copies`; otherwise a hit ends with a full page.
     """
 
-    def __init__(self, kv: KVManager, copies: bool = True) -> None:
-        self._copies = copies
+    def __init__(self, kv: KVManager) -> None:
         self._kv = kv
         self._size = kv.page_size
         self._computing: dict[bytes, Request] = {}  # by the digest of a prompt: the request that computes it
@@ -33,8 +28,7 @@ class PrefixReuse:
         def ids(start: int) -> bytes:
             return id_bytes(request.ids_from(start, min(size, most - start)))
 
-        digests = request.digests(size, most // size)
-        return self._kv.prefixes.find(digests, request.first_digest, most, ids if self._copies else None)
+        return self._kv.prefixes.find(request.digests(size, most // size), request.first_digest, most, ids)
 
     def awaits_prompt(self, request: Request, chosen: Collection[bytes]) -> bool:
         """True if a waiting request can soon begin with all of its prompt but one token, and computes it otherwise.
@@ -43,12 +37,7 @@ class PrefixReuse:
             request: waits for its row.
             chosen: digests of the prompts of requests chosen before it.
         """
-        if (
-            not self._copies
-            or not (self._computing or chosen)
-            or not request.may_read_prefixes
-            or len(request.prompt_ids) == 1
-        ):
+        if not (self._computing or chosen) or not request.may_read_prefixes or len(request.prompt_ids) == 1:
             return False
         digest = self.digest_of_prompt(request)
         return digest in chosen or digest in self._computing
@@ -130,7 +119,7 @@ class PrefixReuse:
         """Add the page after the full ones, as far as it has tokens below `num_tokens`."""
         index = request.num_remembered
         ids = id_bytes(request.ids_from(index * self._size, max(0, num_tokens - index * self._size)))
-        if ids and self._copies:
+        if ids:
             parent = self._digest_before(request, index)
             digest = page_digest(parent, ids)
             request.roots = request.roots or frozenset((digest,))

@@ -151,7 +151,7 @@ class _Cache:
         return blocks
 
     def find(self) -> Hit:
-        return self.cache.find(self.digests, b"start", 2 * len(self.digests), None)
+        return self.cache.find(self.digests, b"start", 2 * len(self.digests), lambda start: b"")
 
 
 def test_a_hit_needs_a_window_of_pages_only() -> None:
