@@ -19,6 +19,7 @@ COMMANDS = {
     "windows": Command("lab.window_steps", "time of a decode step with windows in all layers, by context"),
     "load": Command("lab.loading.command", "time and memory of loading weights, against a plain read"),
     "lora": Command("lab.lora.command", "cost of adapters in one batch", "lab.lora.flags"),
+    "lowered": Command("lab.lowered", "the lowered text of all programs, to compare two versions of the code"),
     "overlay": Command("lab.reproduce.overlay", "draw all figures over the paper's points on one page"),
     "pages": Command("lab.pages", "write the numbers of the pages again, from the recorded results"),
     "paper_real": Command("lab.real.command", "the paper's Figures 9, 10 and 11 on a real engine"),

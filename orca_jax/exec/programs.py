@@ -124,7 +124,7 @@ class Programs:
     @property
     def num_programs(self) -> int:
         """The number of programs to compile."""
-        return len(self._lower())
+        return len(self.lowerings())
 
     @property
     def platform(self) -> str:
@@ -142,9 +142,9 @@ class Programs:
         # A user's code may depend on anything, so only JAX's cache has its programs: it goes by the lowered code.
         directory = config.compile_cache if self._model.decoder is None else None
         store = ProgramStore(directory, self._mesh, facts)
-        return compile_all(self._lower(), options, store, progress, times)
+        return compile_all(self.lowerings(), options, store, progress, times)
 
-    def _lower(self) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
+    def lowerings(self) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
         """The functions to trace and lower each program, those that take longest to compile first."""
         config, state = self._config, self._state()
         lower: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}

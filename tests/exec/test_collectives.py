@@ -71,7 +71,7 @@ def compiled(model: ModelConfig, devices: int, form: Form, name: ProgramName) ->
     cache = CacheConfig(one_group(model.layer_caches), (100,), 8, "float32")
     config = ExecutorConfig("float32", devices, (TOKENS,), ROWS, 64, cache, None, None)
     programs = Programs(decoder, config, mesh)
-    return collectives(programs._lower()[name]().compile())
+    return collectives(programs.lowerings()[name]().compile())
 
 
 @pytest.mark.parametrize(
