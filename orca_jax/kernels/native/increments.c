@@ -95,7 +95,7 @@ INLINE void add_values(Work *work, const char *values, int64_t token, Ahead ahea
     for (int h = 0; h < heads; h++) sums[h][0] = work->values[h][d], sums[h][1] = (Vector){0};
     for (int p = 0; p < parts; p++) {
       Vector part = numbers(values, d * work->page_size + token + p * LANES, is_bfloat16);
-      if (parts == 1) part = (Vector)((Integers)part & seen);  // slots that were never written may hold NaN
+      if (parts == 1) part = (Vector)((Integers)part & seen);  // other slots may hold NaN
       for (int h = 0; h < heads; h++) sums[h][p % 2] += part * weights[h][p];
     }
     for (int h = 0; h < heads; h++) work->values[h][d] = sums[h][0] + sums[h][1];
@@ -120,10 +120,10 @@ INLINE int64_t num_parts(int64_t count, const int heads) {
   return parts;
 }
 
-// Scores of the first `seen` tokens of a page. The same part of its values is fetched.
-INLINE void read_keys(Work *work, const float *queries, const char *keys, const char *values, int64_t seen,
-                      const int heads, const int is_bfloat16) {
-  for (int64_t token = 0, parts; token < seen; token += parts * LANES) {
+// Scores of the tokens of a page from the vector of `passed` to `seen`. The same part of its values is fetched.
+INLINE void read_keys(Work *work, const float *queries, const char *keys, const char *values, int64_t passed,
+                      int64_t seen, const int heads, const int is_bfloat16) {
+  for (int64_t token = passed / LANES * LANES, parts; token < seen; token += parts * LANES) {
     parts = num_parts((seen - token + LANES - 1) / LANES, heads);
     const Ahead ahead = {values + bytes_of(token, is_bfloat16), bytes_of(work->page_size, is_bfloat16),
                          bytes_of(parts * LANES, is_bfloat16)};
@@ -131,35 +131,34 @@ INLINE void read_keys(Work *work, const float *queries, const char *keys, const 
   }
 }
 
-// Weighted values of the first `seen` tokens of a page.
-INLINE void read_values(Work *work, const char *values, int64_t seen, Ahead ahead, Integers lane, const int heads,
-                        const int is_bfloat16) {
-  for (int64_t token = 0, parts; token < seen; token += parts * LANES) {
-    parts = num_parts((seen - token) / LANES, heads);
-    const Integers counts = lane < (int32_t)(seen - token);
+// Weighted values of the tokens of a page from `passed` to `seen`.
+INLINE void read_values(Work *work, const char *values, int64_t passed, int64_t seen, Ahead ahead, Integers lane,
+                        const int heads, const int is_bfloat16) {
+  for (int64_t token = passed / LANES * LANES, parts; token < seen; token += parts * LANES) {
+    parts = token < passed ? 1 : num_parts((seen - token) / LANES, heads);
+    const Integers counts = (lane < (int32_t)(seen - token)) & (lane >= (int32_t)(passed - token));
     BY_PARTS(add_values, work, values, token, ahead, counts, heads, is_bfloat16);
     ahead.size = 0;
   }
 }
 
-// Online softmax: scores of the first `seen` tokens of a page become weights. The maximum passes over NaN, of which the
-// weights are NaN, and so are the sums of all channels.
-INLINE void weigh(Work *work, int64_t seen, int64_t start, int64_t begin, int64_t end, float soft_cap, Integers lane,
-                  const int heads) {
+// Online softmax: scores of the tokens of a page from `passed` to `seen` become weights. The maximum passes over NaN, of
+// which the weights are NaN, and so are the sums of all channels.
+INLINE void weigh(Work *work, int64_t passed, int64_t seen, float soft_cap, Integers lane, const int heads) {
+  const int64_t from = passed / LANES * LANES;
   for (int h = 0; h < heads; h++) {
     Vector most = (Vector){0} + work->top[h], sums = {0};
-    for (int64_t token = 0; token < seen; token += LANES) {
+    for (int64_t token = from; token < seen; token += LANES) {
       Vector *scores = (Vector *)&work->scores[h][token];
       if (soft_cap != 0) *scores = capped(*scores, soft_cap);
-      if (start + token < begin || token + LANES > seen) {
-        const Integers position = lane + (int32_t)(start + token);
-        const Integers is_visible = (position >= (int32_t)begin) & (position < (int32_t)end);
+      if (token < passed || token + LANES > seen) {
+        const Integers is_visible = (lane < (int32_t)(seen - token)) & (lane >= (int32_t)(passed - token));
         *scores = either(is_visible, *scores, (Vector){0} - INFINITY);
       }
       most = larger(*scores, most);
     }
     const float top = largest(most), shrink = exponential((Vector){0} + (work->top[h] - top))[0];
-    for (int64_t token = 0; token < seen; token += LANES) {
+    for (int64_t token = from; token < seen; token += LANES) {
       Vector *scores = (Vector *)&work->scores[h][token];
       sums += *scores = exponential(*scores - top);
     }
@@ -241,16 +240,17 @@ INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t first, c
 
   for (int64_t index = begin / size; index * size < end; index++) {
     const int64_t start = index * size, seen = end - start < size ? end - start : size, left = end - start - seen;
+    const int64_t passed = begin > start ? begin - start : 0;  // tokens before the window
     char *values = page_of(call, call->values, row, index, head);
     const int has_new = is_written && left == 0;  // its memory is fetched already
     if (has_new) put(call, keys, seen - 1, call->new_keys, call->query_start[row], head, 1, is_bfloat16);
-    read_keys(&work, call->queries + place, keys, values, seen, heads, is_bfloat16);
-    weigh(&work, seen, start, begin, end, call->soft_cap, lane, heads);
+    read_keys(&work, call->queries + place, keys, values, passed, seen, heads, is_bfloat16);
+    weigh(&work, passed, seen, call->soft_cap, lane, heads);
     keys = left > 0 ? page_of(call, call->keys, row, index + 1, head) : of_next_head;
     const int64_t next = left > 0 ? left : head + 1 < call->kv_heads ? end - begin / size * size : 0;
     const Ahead ahead = {keys, stride, bytes_of(next < size ? next : size, is_bfloat16)};
     if (has_new) put(call, values, seen - 1, call->new_values, call->query_start[row], head, 1, is_bfloat16);
-    read_values(&work, values, seen, ahead, lane, heads, is_bfloat16);
+    read_values(&work, values, passed, seen, ahead, lane, heads, is_bfloat16);
   }
   for (int h = 0; h < heads; h++) {
     float totals[MOST_CHANNELS], *out = call->out + place + h * work.channels;

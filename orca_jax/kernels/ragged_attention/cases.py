@@ -1,5 +1,6 @@
 """The case table of the backends' tests, and the arrays of each case."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -9,7 +10,7 @@ import numpy as np
 
 from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, RowArrays, as_bytes, needs_scales
-from orca_jax.kernels.ragged_attention.api import Scores
+from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Case:
     soft_cap: float | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of queries
     page_dtype: Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"] = "float32"
+    filler: float = math.nan  # in slots that no query may see; integer pages have a large number instead
 
     @property
     def scores(self) -> Scores:
@@ -67,6 +69,8 @@ CASES = (
     Case("heads of 256", ((1, 17), (5, 5)), 2, 1, 256, 16),
     Case("sliding window", ((1, 5), (1, 40), (3, 4), (20, 37)), num_kv_heads=2, sliding_window=6),
     Case("window and soft cap", ((1, 40), (20, 37)), num_kv_heads=2, sliding_window=17, soft_cap=2.0),
+    Case("window among infinities", ((1, 40), (20, 37)), num_kv_heads=2, sliding_window=11, filler=math.inf),
+    Case("window over int8 pages", ((1, 90), (1, 30), (6, 70)), 6, 3, 64, 32, sliding_window=40, page_dtype="int8"),
     Case("bfloat16", ((1, 9), (6, 20)), 6, 3, dtype="bfloat16", page_dtype="bfloat16", page_size=16),
     Case("int8 pages", ((1, 9), (1, 40), (6, 20)), 6, 3, 64, 32, page_dtype="int8"),
     Case("fp8 pages", ((1, 9), (6, 20)), 6, 3, 64, 32, dtype="bfloat16", page_dtype="float8_e4m3fn"),
@@ -90,7 +94,10 @@ def fitted(case: Case, head_dims: Collection[int], page_sizes: Collection[int]) 
 
 
 def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") -> Arrays:
-    """Random arrays for a case, on scattered pages. Unwritten slots hold NaN, or a large number in integer pages."""
+    """Random arrays for a case, on scattered pages.
+
+    Slots that no query may see hold the filler: unwritten ones, those before the windows, and pages of no request.
+    """
     rng = np.random.default_rng(seed)
     rows = len(case.requests) + case.padding_rows
     query_len = np.zeros(rows, np.int32)
@@ -101,20 +108,24 @@ def make_arrays(case: Case, seed: int = 0, layout: PageLayout = "head_major") ->
     query_start = (np.cumsum(query_len) - query_len).astype(np.int32)
 
     pages_per_row = -(-int(context_len.max()) // case.page_size) + 1
-    num_pages = rows * pages_per_row
-    page_table = rng.permutation(num_pages).astype(np.int32).reshape(rows, pages_per_row)
+    num_pages = rows * pages_per_row + 1
+    page_table = rng.permutation(num_pages).astype(np.int32)[:-1].reshape(rows, pages_per_row)
     position = np.arange(pages_per_row * case.page_size).reshape(pages_per_row, 1, 1, case.page_size)
-    written = np.zeros((num_pages, 1, 1, case.page_size), bool)
-    written[page_table] = position < context_len[:, None, None, None, None]
-    k, v = (_pool(rng, case, written) for _ in range(2))
+    begin, end = (
+        each[:, None, None, None, None]
+        for each in (context_len - query_len + 1 - (case.sliding_window or NO_WINDOW), context_len)
+    )
+    seen = np.zeros((num_pages, 1, 1, case.page_size), bool)
+    seen[page_table] = (position >= begin) & (position < end)
+    k, v = (_pool(rng, case, seen) for _ in range(2))
     q = rng.standard_normal((num_tokens, case.num_heads, case.head_dim)).astype(jnp.dtype(case.dtype))
     requests = RowArrays(page_table, query_start, query_len, context_len)  # type: ignore[arg-type]
-    return Arrays(q, _lay_out(k, v, layout), requests)
+    return Arrays(q, _lay_out(k, v, np.where(seen[:, :, 0], 1, np.float32(case.filler)), layout), requests)
 
 
-def _pool(rng: np.random.Generator, case: Case, written: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _pool(rng: np.random.Generator, case: Case, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Stored values `[N, K, D, S]`, and scales `[N, K]` if the type needs them."""
-    shape = (written.shape[0], case.num_kv_heads, case.head_dim, case.page_size)
+    shape = (seen.shape[0], case.num_kv_heads, case.head_dim, case.page_size)
     values = rng.standard_normal(shape).astype(np.float32)
     dtype = jnp.dtype(case.page_dtype)
     is_integer = jnp.issubdtype(dtype, jnp.integer)
@@ -122,19 +133,20 @@ def _pool(rng: np.random.Generator, case: Case, written: np.ndarray) -> tuple[np
     if needs_scales(dtype):
         scale = rng.uniform(0.02, 0.04, shape[:2]).astype(np.float32)
         values = values / scale[..., None, None]
-        scale[~written.any(axis=(1, 2, 3))] = np.nan
-    values = np.where(written, np.clip(values, -120, 120), 127 if is_integer else np.nan)
+        scale[~seen.any(axis=(1, 2, 3))] = case.filler
+    values = np.where(seen, np.clip(values, -120, 120), 127 if is_integer else case.filler)
     return values.astype(dtype), scale
 
 
 def _lay_out(
-    k: tuple[np.ndarray, np.ndarray | None], v: tuple[np.ndarray, np.ndarray | None], layout: PageLayout
+    k: tuple[np.ndarray, np.ndarray | None],
+    v: tuple[np.ndarray, np.ndarray | None],
+    of_token: np.ndarray,
+    layout: PageLayout,
 ) -> KVPages:
-    """The same pages in a layout."""
+    """The same pages in a layout. A head-major page has scales of each token: those of its page times `of_token`."""
     if layout == "head_major":
-        scales = (
-            None if scale is None else np.repeat(scale[..., None], k[0].shape[3], axis=2) for scale in (k[1], v[1])
-        )
+        scales = (None if scale is None else scale[..., None] * of_token for scale in (k[1], v[1]))
         return HeadMajorPages(*(np.asarray(as_bytes(jnp.asarray(each[0]))) for each in (k, v)), *scales)  # type: ignore[arg-type]
     kv = np.stack([k[0], v[0]], axis=2).transpose(0, 4, 1, 2, 3)  # [N, S, K, 2, D]
     scale = None if k[1] is None or v[1] is None else np.stack([k[1], v[1]], axis=-1).reshape(kv.shape[0], 1, -1)

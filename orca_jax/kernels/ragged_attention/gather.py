@@ -84,6 +84,8 @@ def _attend_rows(pages: KVPages, scores: Scores, rows: _Rows) -> Float[Array, "I
     count, size, kv_heads, groups, head_dim = rows.queries.shape
     step_pages = max(1, _STEP_TOKENS // pages.page_size)
     most_steps = -(-rows.page_lists.shape[1] // step_pages)
+    if scores.window is not None:
+        rows = _from_window(rows, scores.window, pages.page_size)
     page_lists = jnp.pad(rows.page_lists, ((0, 0), (0, -rows.page_lists.shape[1] % step_pages)))
     visit = partial(_visit, pages, scores, rows, page_lists, step_pages)
     shape = count, kv_heads, groups * size
@@ -98,6 +100,16 @@ def _attend_rows(pages: KVPages, scores: Scores, rows: _Rows) -> Float[Array, "I
     out = done.values / jnp.maximum(done.denominator, 1e-30)[..., None]
     by_query = out.reshape(count, kv_heads, groups, size, head_dim).transpose(0, 3, 1, 2, 4)
     return by_query.reshape(count, size, kv_heads * groups, head_dim)
+
+
+def _from_window(rows: _Rows, window: int | Int[Array, ""], page_size: int) -> _Rows:
+    """The same rows without the pages before the window of their first query."""
+    begin = jnp.maximum(rows.positions[:, 0] + 1 - window, 0) // page_size
+    page = jnp.minimum(begin[:, None] + jnp.arange(rows.page_lists.shape[1]), rows.page_lists.shape[1] - 1)
+    lists, left_out = jnp.take_along_axis(rows.page_lists, page, axis=1), begin * page_size
+    return rows._replace(
+        page_lists=lists, positions=rows.positions - left_out[:, None], contexts=rows.contexts - left_out
+    )
 
 
 def _visit(
@@ -116,11 +128,13 @@ def _visit(
     # [I, c, K, D, S] to [I, K, D, c S]
     k, v = (x.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, head_dim, -1) for x in read(number))
     token = step * step_pages * pages.page_size + jnp.arange(k.shape[-1], dtype=jnp.int32)
-    is_written = token < rows.contexts[:, None]  # [I, C]
+    is_seen = token < rows.contexts[:, None]  # [I, C]
+    if scores.window is not None:
+        is_seen &= token > rows.positions[:, :1] - scores.window
     heads = rows.queries.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, groups * size, head_dim)
     products = jnp.einsum("ikmd,ikdc->ikmc", heads, k, preferred_element_type=jnp.float32)
     position = jnp.tile(rows.positions, (1, groups))[..., None]  # [I, M, 1]
-    visible = is_written[:, None] & (token <= position)
+    visible = is_seen[:, None] & (token <= position)
     if scores.window is not None:
         visible &= token > position - scores.window
     visible = visible[:, None]
@@ -128,7 +142,7 @@ def _visit(
     top = jnp.maximum(state.top, products.max(-1))
     weights = jnp.where(visible, jnp.exp(products - top[..., None]), 0.0)
     shrink = jnp.exp(state.top - top)
-    v = jnp.where(is_written[:, None, None], v, 0.0)  # unwritten slots may hold NaN
+    v = jnp.where(is_seen[:, None, None], v, 0.0)  # other slots may hold NaN
     weighted = jnp.einsum("ikmc,ikdc->ikmd", weights, v, preferred_element_type=jnp.float32)
     denominator = state.denominator * shrink + weights.sum(-1)
     return _GatherSoftmax(top, denominator, state.values * shrink[..., None] + weighted)

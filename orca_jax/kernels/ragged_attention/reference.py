@@ -28,8 +28,10 @@ def ragged_attention_reference(
         visible = (token <= position[:, None]) & (token < context_len[row])
         if scores.window is not None:
             visible &= token > position[:, None] - scores.window
-        # Unwritten slots may hold any value, also NaN, and NaN times a weight of zero is NaN.
-        values = jnp.where((token < context_len[row])[:, None, None], values, 0.0)
+        # Other slots may hold any value, also NaN, and NaN times a weight of zero is NaN.
+        is_query = jnp.arange(q.shape[0]) < query_len[row]
+        is_seen = (visible & is_query[:, None]).any(axis=0)
+        values = jnp.where(is_seen[:, None, None], values, 0.0)
         attended = _attend(queries, keys, values, visible, scores)
         # Merge: indices past this request's queries are out of range and dropped.
         index = jnp.where(jnp.arange(q.shape[0]) < query_len[row], index, q.shape[0])

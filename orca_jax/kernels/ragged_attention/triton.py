@@ -25,8 +25,9 @@ One call is three kernels, because increments are bound by memory and chunks by 
    heads of one KV head: even a short chunk fills a tile. Tiles with the longest contexts come first. Blocks visible
    to every query go through a loop without masks, the others through a second loop with masks.
 
-Tokens past a context are never read: the last token is read in their place, and its score is masked. So unwritten
-memory needs no special care. Rows of a tile past its queries write to one row, and that row is discarded.
+Tokens before the window of the first query are never read. Nor are those past a context: the last token is read in
+their place, and its score is masked. So memory that no query may see needs no special care. Rows of a tile past its
+queries write to one row, and that row is discarded.
 """
 
 import math
@@ -240,6 +241,7 @@ def _increments(
         @pl.when(piece < total[0])
         def _exists() -> None:
             row, first, end, low = (fields[i, piece] for i in range(4))
+            first = first if shape.scores.sliding_window is None else jnp.maximum(first, low)
             group = jnp.arange(shape.rows, dtype=jnp.int32)
             mine = head * shape.groups + jnp.minimum(group, shape.groups - 1)
             queries = tuple(q_ref[row, mine, pl.ds(*part)].astype(shape.dtype) for part in shape.parts)
@@ -319,6 +321,8 @@ def _chunks(
             queries = tuple(q_ref[start + mine, heads, pl.ds(*part)].astype(shape.dtype) for part in shape.parts)
             last = position + mine
             low = last + 1 - (shape.scores.sliding_window or 0)
+            if (window := shape.scores.sliding_window) is not None:
+                first = jnp.maximum(first, position + 1 - window)
             sight = _Sight(row, head, first, position + number, low, last, position + 1)
             state = _attend(shape, queries, _cache(inputs), sight)
             place = jnp.where(query < number, start + query, num_tokens)

@@ -173,7 +173,10 @@ def _attend_block(
         top = jnp.maximum(state.top, products.max(-1))
         weights = jnp.exp(products - top[..., None])
         shrink = jnp.exp(state.top - top)
-        v = jnp.where(token < num_visible, v, jnp.zeros_like(v))  # unwritten slots may hold NaN
+        is_seen = token < num_visible
+        if window is not None:
+            is_seen &= token > first - window
+        v = jnp.where(is_seen, v, jnp.zeros_like(v))  # other slots may hold NaN
         weighted = jnp.einsum("kms,kds->kmd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return _SoftmaxState(
             top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted
@@ -237,7 +240,7 @@ def attend_increment(
         values = state.values * shrink[..., None, None]
         for start in range(0, page_size, _LANES):
             part = _slice(pages.v, page_list[index], 2, start, _LANES)[:, None]
-            if not is_whole:  # unwritten slots may hold NaN
+            if not is_whole:  # other slots may hold NaN
                 part = jnp.where(is_visible[start : start + _LANES], part, 0)
             values = values + weights[:, :, None, start : start + _LANES] * part
         return _LaneSums(top, state.denominator * shrink + weights.sum(-1), values)

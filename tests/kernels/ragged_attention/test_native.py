@@ -210,10 +210,10 @@ def test_a_request_without_any_weight_is_not_a_number(vectors: str) -> None:
 @pytest.mark.parametrize("name", ["sliding window", "window within a page"])
 def test_layers_with_several_windows_share_a_program(name: str) -> None:
     case = next(case for case in READ if case.name == name)
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
     attend = jax.jit(lambda a, scores: ragged_attention(*a, scores, implementation="native"))
-    used = int(arrays.requests.query_len.sum())
     for window, same in ((6, case), (NO_WINDOW, replace(case, sliding_window=None))):
+        arrays = jax.tree.map(jnp.asarray, make_arrays(same, seed=1))
+        used = int(arrays.requests.query_len.sum())
         found = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))))
         np.testing.assert_allclose(found[:used], reference(same)[:used], rtol=1e-5, atol=case.tolerance)
 

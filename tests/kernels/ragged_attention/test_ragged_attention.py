@@ -12,7 +12,7 @@ import pytest
 
 from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
-from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, ragged_attention, xla
+from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, gather, ragged_attention, xla
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 from tests.kernels.ragged_attention.oracle import INCREMENTS, reference, run
 
@@ -95,10 +95,10 @@ def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("implementation", ["xla", "gather", "reference"])
 def test_layers_with_several_windows_share_a_program(implementation: str, name: str) -> None:
     case = next(case for case in (*CASES, *INCREMENTS) if case.name == name)
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
     attend = jax.jit(lambda a, scores: ragged_attention(*a, scores, implementation=implementation))
-    used = int(arrays.requests.query_len.sum())
     for window, same in ((6, case), (NO_WINDOW, replace(case, sliding_window=None))):
+        arrays = jax.tree.map(jnp.asarray, make_arrays(same, seed=1))
+        used = int(arrays.requests.query_len.sum())
         actual = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))))
         np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=case.tolerance)
 
@@ -141,6 +141,18 @@ def check_gather(case: Case, layout: PageLayout) -> None:
     actual = run(arrays, case, "gather").astype(np.float32)
     np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(actual).all()
+
+
+def test_gather_leaves_out_the_pages_before_a_window() -> None:
+    """One row in its 1,000th token and a tile of queries from position 500 on, with pages of 16 tokens."""
+    lists = jnp.arange(2 * 64).reshape(2, 64)
+    rows = gather._Rows(
+        jnp.zeros((2, 4, 1, 1, 8)), lists, jnp.array([[999] * 4, [500, 501, 502, 503]]), jnp.array([1000, 504])
+    )
+    found = gather._from_window(rows, 40, 16)
+    assert found.contexts.tolist() == [1000 - 60 * 16, 504 - 28 * 16]
+    assert found.positions[:, 0].tolist() == [999 - 60 * 16, 500 - 28 * 16]
+    assert found.page_lists[:, :3].tolist() == [[60, 61, 62], [64 + 28, 64 + 29, 64 + 30]]
 
 
 def test_no_loop_of_gather_asks_the_host_for_its_length() -> None:

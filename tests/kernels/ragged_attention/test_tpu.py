@@ -12,6 +12,8 @@ from orca_jax.kernels.ragged_attention import NO_WINDOW, Scores, implementations
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, read_table, rule, write_table
+from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
+from orca_jax.kernels.ragged_attention.tpu.walk import RowScalars
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
@@ -59,11 +61,24 @@ def test_parts_without_masks(window: int | None) -> None:
     check(replace(LONG, sliding_window=window), True, TINY)
 
 
+@pytest.mark.parametrize(("window", "first"), [(40, [8, 8, 4]), (300, [3, 0, 0]), (None, [0, 0, 0])])
+def test_transfers_begin_at_the_window(window: int | None, first: list[int]) -> None:
+    """The last query of 1,000 tokens, in the last three fetches of 8 pages of 16 tokens; the last one is partial."""
+    shape = TpuShape(1, 1, 128, 16, jnp.float32, 8, 8, 1, 8, window is not None, None, jnp.float32, False)
+    one = jnp.array([1])
+    rows = RowScalars(
+        shape, jnp.array([0, 1]), one - 1, one, one - 1, one, 1000 * one, one, jnp.array([window or NO_WINDOW])
+    )
+    steps = [(jnp.int32(0), jnp.int32(0), jnp.int32(fetch)) for fetch in (5, 6, 7)]
+    assert [int(jnp.minimum(rows.first_page_of(step), 8)) for step in steps] == first
+    assert [int(rows.num_pages(step)) for step in steps] == [8, 8, 7]
+
+
 def test_layers_with_several_windows_share_a_kernel() -> None:
-    arrays = jax.tree.map(jnp.asarray, make_arrays(LONG, seed=1, layout="packed"))
     attend = jax.jit(lambda a, scores: ragged_attention_tpu(*a, scores, blocks=TINY, interpret=True))
-    used = int(arrays.requests.query_len.sum())
     for window, same in ((61, replace(LONG, sliding_window=61)), (NO_WINDOW, LONG)):
+        arrays = jax.tree.map(jnp.asarray, make_arrays(same, seed=1, layout="packed"))
+        used = int(arrays.requests.query_len.sum())
         actual = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))), np.float32)
         np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=LONG.tolerance)
 

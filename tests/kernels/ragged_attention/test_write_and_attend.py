@@ -53,7 +53,7 @@ def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
 
 
 def slots_with_tokens(case: Case, page_table: np.ndarray) -> np.ndarray:
-    owned = np.zeros((page_table.size, case.page_size), bool)
+    owned = np.zeros((page_table.size + 1, case.page_size), bool)  # one page is in no table
     for row, (_, context) in enumerate(case.requests):
         page, place = np.divmod(np.arange(context), case.page_size)
         owned[np.asarray(page_table)[row, page], place] = True

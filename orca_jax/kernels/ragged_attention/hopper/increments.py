@@ -191,7 +191,11 @@ class _IncrementBlock:
         v = pipeline.v.at[slot]
         plgpu.barrier_wait(pipeline.v_ready.at[slot])
         if visible is not None:
-            pl.when(token + shape.block > end)(lambda: silence(shape, v, end - token))
+            begin = None if shape.scores.sliding_window is None else low - token
+            is_partial = token + shape.block > end
+            if begin is not None:
+                is_partial = is_partial | (begin > 0)
+            pl.when(is_partial)(lambda: silence(shape, v, begin, end - token))
         state = add_values(shape, state, weights, v)
         plgpu.barrier_arrive(pipeline.v_free.at[slot])
         return state

@@ -16,8 +16,8 @@ blocks of the next item without a pause. So slots stay full across the boundary 
 computes 64 rows, the size of a wgmma. Scores, maxima, sums and weighted values are float32 and stay in registers
 (`HopperSoftmax`) from the first block of an item to the last.
 
-Unwritten slots of a page may hold NaN. Their scores are masked, and their V is overwritten by zeros in shared memory
-(`silence`), which only the last block of a context needs.
+Unwritten slots of a page, and those before a window, may hold NaN. Their scores are masked, and their V is overwritten
+by zeros in shared memory (`silence`), which only the first and the last block of an item need.
 """
 
 import math
@@ -244,13 +244,16 @@ def add_weights(state: HopperSoftmax, scores: Float[Array, "64 C"]) -> tuple[Hop
     return state, weights.astype(jnp.bfloat16)
 
 
-def silence(shape: HopperShape, v: Ref, written: jax.Array) -> None:
-    """Overwrite V of unwritten slots with zeros: NaN times a weight of zero is NaN."""
+def silence(shape: HopperShape, v: Ref, begin: jax.Array | None, end: jax.Array) -> None:
+    """Overwrite V of slots before `begin` and from `end` on with zeros: NaN times a weight of zero is NaN."""
     for start in range(0, shape.block, ROWS):
         place = v.at[pl.ds(start, ROWS)]
         tokens = plgpu.broadcasted_iota(jnp.int32, (ROWS, shape.head_dim), 0, layout=plgpu.Layout.WGMMA)
         values = plgpu.load(place, layout=plgpu.Layout.WGMMA, optimized=False)
-        place[...] = jnp.where(tokens + start < written, values, jnp.zeros_like(values))
+        is_seen = tokens + start < end
+        if begin is not None:
+            is_seen = is_seen & (tokens + start >= begin)
+        place[...] = jnp.where(is_seen, values, jnp.zeros_like(values))
     plgpu.commit_smem()
 
 

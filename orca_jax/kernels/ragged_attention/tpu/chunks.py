@@ -83,6 +83,7 @@ class _Chunks(Kernel):
         def masked(number: jax.Array, _: None) -> None:
             index = jnp.where(number < before, first + number, after + number - before)
             part = part_of(pages, step, buffer, index, shape.compute_pages)
+            part.clear_passed()
             self._add(part, self._visible(step, part))
 
         lax.fori_loop(0, before + jnp.maximum(end - after, 0), masked, None)

@@ -100,6 +100,7 @@ class _Increments(Kernel):
             part = part_of(pages, step, buffer, index, pages.shape.compute_pages)
             if part.shape.is_writing:
                 pl.when(part.end <= part.first + part.size)(lambda: self._insert(step, buffer, part))
+            part.clear_passed()
             self._add(step, part)
 
         lax.fori_loop(lower // size, pl.cdiv(upper, size), one, None)
@@ -159,6 +160,9 @@ class _Increments(Kernel):
         tokens[...] = jnp.where(is_new, jnp.broadcast_to(values, old.shape), old).astype(tokens.dtype)
         there = pl.ds(pl.multiple_of(lax.rem(first, shape.page_size), shape.tile_tokens), shape.tile_tokens)
         self._write(tokens, writing[buffer], there, buffer).start()
+        if shape.has_window:
+            # The tokens before the window are cleared next, but not in the pages.
+            pl.when(part.begin - part.first > first)(lambda: self.release(buffer))
 
     def _write(self, tokens: Ref, page: jax.Array, there: Any, buffer: jax.Array) -> Any:
         """The transfer of a tile of tokens to its page."""

@@ -30,7 +30,7 @@ or of ten.
 When pages of 8 bits are read, they become bfloat16 and are multiplied by the scale of their page and head.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -90,10 +90,14 @@ class RowScalars:
         return jnp.maximum(begin - first, 0), jnp.minimum(end - first, self.shape.fetch_tokens)
 
     def num_pages(self, step: Step) -> jax.Array:
-        """Number of pages in a step's fetch."""
+        """Number of pages of a step's fetch up to the last one that a query of the row sees."""
         block, row, fetch = step
         _, end = self.visible(block, row)
         return jnp.minimum(pl.cdiv(end, self.shape.page_size) - fetch * self.shape.fetch_pages, self.shape.fetch_pages)
+
+    def first_page_of(self, step: Step) -> jax.Array | int:
+        """Index of the first page of a step's fetch that a query of the row sees."""
+        return self.tokens(step)[0] // self.shape.page_size if self.shape.has_window else 0
 
     def first_step(self, block: jax.Array) -> Step:
         """First step of a block."""
@@ -168,7 +172,7 @@ class Pages:
             for copy in self._page_copies(self.page(step, index, buffer), index, buffer):
                 copy.start()
 
-        lax.fori_loop(0, self.rows.num_pages(step), start_one, None)
+        lax.fori_loop(self.rows.first_page_of(step), self.rows.num_pages(step), start_one, None)
 
     def wait(self, step: Step, buffer: jax.Array) -> None:
         """Wait for the pages of a step."""
@@ -177,7 +181,7 @@ class Pages:
             for copy in self._page_copies(jnp.int32(0), index, buffer):
                 copy.wait()
 
-        lax.fori_loop(0, self.rows.num_pages(step), wait_one, None)
+        lax.fori_loop(self.rows.first_page_of(step), self.rows.num_pages(step), wait_one, None)
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,8 @@ class Part:
     scale: Ref | None  # [fetch_pages, 1, 2K]
     first_page: jax.Array  # index in the fetch
     first: jax.Array  # position of the first token
-    end: jax.Array  # positions from here on are visible to no query
+    begin: jax.Array  # positions before this one are visible to no query
+    end: jax.Array  # neither are positions from here on
 
     @property
     def size(self) -> int:
@@ -204,12 +209,19 @@ class Part:
     def clear_unwritten(self) -> None:
         """Set the tokens from `end` on to zero: unwritten memory may hold NaN, and NaN times zero is NaN."""
         left = self.end - self.first
+        pl.when(left < self.size)(lambda: self._keep(lambda token: token < left))
 
-        @pl.when(left < self.size)
-        def overwrite() -> None:
-            is_token = lax.broadcasted_iota(jnp.int32, self.tokens.shape, 0) < left
-            tokens = self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
-            self.tokens[...] = jnp.where(is_token, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
+    def clear_passed(self) -> None:
+        """Set the tokens before a window to zero: their memory may hold NaN, or was not fetched."""
+        if self.shape.has_window:
+            passed = self.begin - self.first
+            pl.when(passed > 0)(lambda: self._keep(lambda token: token >= passed))
+
+    def _keep(self, is_kept: Callable[[jax.Array], jax.Array]) -> None:
+        """Set the other tokens to zero."""
+        mask = is_kept(lax.broadcasted_iota(jnp.int32, self.tokens.shape, 0))
+        tokens = self.tokens[...].astype(jnp.float32) if self.shape.is_quantised else self.tokens[...]
+        self.tokens[...] = jnp.where(mask, tokens, jnp.zeros_like(tokens)).astype(self.tokens.dtype)
 
     def stored(self, lanes: slice) -> jax.Array:
         """Stored values of some lanes (K or V of a head, or both of some heads) in the type of products, not scaled."""
@@ -239,9 +251,12 @@ class Part:
         return _piecewise(row, self.shape.groups, of_heads)
 
     def _scale(self, page: int, index: int) -> jax.Array:
-        """Scale of K or of V of one head in a page; zero for pages past the end: they are not fetched."""
+        """Scale of K or of V of one head in a page; zero for pages that are not fetched."""
         assert self.scale is not None
-        is_there = self.first + page * self.shape.page_size < self.end
+        first = self.first + page * self.shape.page_size
+        is_there = first < self.end
+        if self.shape.has_window:
+            is_there &= first + self.shape.page_size > self.begin
         return jnp.where(is_there, self.scale[self.first_page + page, 0, index], 0.0)
 
 
@@ -342,13 +357,13 @@ def walk(refs: Refs, kernel: Kernel) -> None:
 
 
 def part_of(pages: Pages, step: Step, buffer: jax.Array, index: jax.Array, num_pages: int) -> Part:
-    """Part `index` of a step's fetch, in parts of `num_pages` pages; tokens visible to no query become zeros."""
+    """Part `index` of a step's fetch, in parts of `num_pages` pages; tokens past the last one become zeros."""
     block, row, fetch = step
     shape, size = pages.shape, num_pages * pages.shape.page_size
     first = pl.multiple_of(index * size, size)
     tokens = pages.kv_buf.at[buffer, pl.ds(first, size)]
     scale = None if pages.scale_buf is None else pages.scale_buf.at[buffer]
-    _, end = pages.rows.visible(block, row)
-    part = Part(shape, num_pages, tokens, scale, index * num_pages, fetch * shape.fetch_tokens + first, end)
+    begin, end = pages.rows.visible(block, row)
+    part = Part(shape, num_pages, tokens, scale, index * num_pages, fetch * shape.fetch_tokens + first, begin, end)
     part.clear_unwritten()
     return part
