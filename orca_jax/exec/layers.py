@@ -124,7 +124,7 @@ def make_layers(
             weights, stacks = weights[: -len(names)], dict(zip(names, weights[-len(names) :], strict=True))
             options["adapters"] = Adapters(stacks, groups, batch.slot, mesh, keep)
         decoder, inputs = structure(weights), ids if inputs is None else inputs
-        hidden, pages = decoder.run(inputs, batch.positions, mixing, pages, **options)
+        hidden, pages = decoder.run_layers(inputs, batch.positions, mixing, pages, **options)
         return pages, history, hidden
 
     return layers

@@ -155,7 +155,9 @@ class AttentionOnly[Cache]:
 
     def advance(self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Cache) -> tuple[Array, Cache]:
         """Raise NotImplementedError: there are no states."""
-        raise NotImplementedError(f"layers with {mixer} keep states: call `Decoder.run` with a `Mixing` that has them")
+        raise NotImplementedError(
+            f"layers with {mixer} keep states: call `Decoder.run_layers` with a `Mixing` that has them"
+        )
 
 
 class Block(nnx.Module):

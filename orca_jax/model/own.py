@@ -78,7 +78,7 @@ class OwnDecoder(Decoder):
         """
         raise NotImplementedError
 
-    def run[Cache](  # type: ignore[override]  # without adapters
+    def run_layers[Cache](  # type: ignore[override]  # without adapters
         self,
         inputs: Int[Array, "T"] | Float[Array, "T E"],
         positions: Int[Array, "T"],

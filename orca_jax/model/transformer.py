@@ -91,15 +91,15 @@ class Decoder(nnx.Module):
         keep: Int[Array, "B"] | None = None,
         adapters: Adapters | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
-        """Run all layers of a model with attention in each of them; see `run`.
+        """Run all layers of a model with attention in each of them; see `run_layers`.
 
         Args:
-            inputs: as for `run`, and so are `positions`, `cache`, `keep` and `adapters`.
+            inputs: as for `run_layers`, and so are `positions`, `cache`, `keep` and `adapters`.
             attend: attention of one layer, by its index in the stage; defines the meaning of `cache`.
         """
-        return self.run(inputs, positions, AttentionOnly(attend), cache, keep, adapters)
+        return self.run_layers(inputs, positions, AttentionOnly(attend), cache, keep, adapters)
 
-    def run[Cache](
+    def run_layers[Cache](
         self,
         inputs: Int[Array, "T"] | Float[Array, "T E"],
         positions: Int[Array, "T"],

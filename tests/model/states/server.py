@@ -153,7 +153,7 @@ def run_stage(
 ) -> tuple[jax.Array, Caches]:
     decoder: Decoder = nnx.merge(graph, state)
     access = Access(decoder.of_stage, mesh, RowArrays(*map(jnp.asarray, requests)), rows, backend)
-    hidden, caches = decoder.run(x, positions, access, caches)
+    hidden, caches = decoder.run_layers(x, positions, access, caches)
     if decoder.span.is_last:
         hidden = jax.nn.log_softmax(decoder.unembed(hidden)[:, : decoder.config.vocab_size])
     return hidden, caches
@@ -166,7 +166,7 @@ def run_one(decoder: Decoder, ids: jax.Array, keep: jax.Array | None) -> jax.Arr
     requests = RowArrays(jnp.arange(PAGES, dtype=jnp.int32)[None], zero, size, size)
     access = Access(decoder.of_stage, mesh, requests, StateRows(zero, size, zero, zero, jnp.array([True])), "xla")
     positions = jnp.arange(len(ids), dtype=jnp.int32)
-    return decoder.run(ids, positions, access, allocate(decoder.of_stage, mesh), keep)[0]
+    return decoder.run_layers(ids, positions, access, allocate(decoder.of_stage, mesh), keep)[0]
 
 
 def allocate(model: ModelConfig, mesh: Mesh) -> Caches:

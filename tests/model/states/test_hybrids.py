@@ -1,5 +1,6 @@
 """Models with states: log probabilities and greedy ids are those of transformers, in chunks and side by side."""
 
+import shutil
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -10,12 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
+from orca_jax.errors import CheckpointError
 from orca_jax.model.block import Pattern
-from orca_jax.model.load import load_decoder, prepare_load
+from orca_jax.model.checkpoint import save_decoder
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.load import load_decoder, prepare_load, random_decoder
 from orca_jax.model.mixers import linear_attention
-from orca_jax.model.parameters import path_of
-from orca_jax.model.stages import spans
+from orca_jax.model.parameters import flat_parameters, layers_of, path_of, split_layer
+from orca_jax.model.stages import LayerSpan, spans
 from orca_jax.model.transformer import Decoder
 from tests.model.reference import mesh_of
 from tests.model.states.hybrids import NAMES, PROMPTS, RECORD, write
@@ -209,7 +214,7 @@ def test_a_wrong_decay_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_layers_without_states_refuse_models_with_them(base: Path) -> None:
     """The call of models with attention alone, as training and own decoders use it."""
     decoder, ids = arranged("lfm3-0", base), jnp.arange(4, dtype=jnp.int32)
-    with pytest.raises(NotImplementedError, match=r"layers with short_conv keep states.*Decoder\.run"):
+    with pytest.raises(NotImplementedError, match=r"layers with short_conv keep states.*Decoder\.run_layers"):
         jax.eval_shape(lambda ids: decoder(ids, ids, lambda layer, q, k, v, cache: (q, cache), 0)[0], ids)
 
 
@@ -221,3 +226,67 @@ def test_kept_tokens(name: str, form: str, base: Path) -> None:
     run = jax.jit(partial(run_one, decoder))
     whole, kept = run(ids, None), run(ids, jnp.array([5, 2], jnp.int32))
     np.testing.assert_allclose(np.asarray(kept), np.asarray(whole)[[5, 2]], atol=1e-5)
+
+
+def test_the_layers_of_a_parameter(base: Path) -> None:
+    config = read_model_config(folder("minimax-2", base))
+    assert layers_of("blocks.attention.query.kernel", config) == (0,)
+    assert layers_of("blocks.linear_attention.norm.scale", config) == (1, 2)
+    assert layers_of("blocks.mlp.router", config) == layers_of("blocks.attention_norm.scale", config) == (0, 1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_orbax_and_stages_hold_the_same_parameters(name: str, base: Path, tmp_path: Path) -> None:
+    """A parameter of some layers is stacked over these alone; a stage begins at any of them."""
+    original = arranged(name, base, "stacked")
+    shutil.copy(folder(name, base) / "config.json", tmp_path)
+    save_decoder(original, tmp_path, "float32")
+    expected = layers_of_all(flat_parameters(nnx.state(arranged(name, base))))
+    for source in (tmp_path, folder(name, base)):
+        loading = prepare_load(source, dtype="float32")
+        for span in spans(loading.config, 2):
+            for form in (lambda decoder: None, lambda decoder: decoder.unstack()):
+                stage = loading.load(mesh_of(1), span=span, arrange=form)
+                if not isinstance(stage.blocks, nnx.List):
+                    stage.unstack()
+                found = layers_of_all(flat_parameters(nnx.state(stage)), span.start)
+                assert {layer for layer, _ in found} == {*range(span.start, span.stop)}
+                for key, value in found.items():
+                    np.testing.assert_array_equal(np.asarray(value), np.asarray(expected[key]), err_msg=str(key))
+
+
+def layers_of_all(parameters: dict[str, Any], first: int = 0) -> dict[tuple[int, str], Any]:
+    """The parameters of separate layers, by the layer in the model and their path."""
+    found = {split_layer(path): value for path, value in parameters.items()}
+    return {(layer + first, path): value for (path, layer), value in found.items() if layer is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_random_values_depend_neither_on_stages_nor_on_devices(name: str, base: Path) -> None:
+    config = read_model_config(folder(name, base))
+
+    def drawn(devices: int, span: LayerSpan | None = None) -> dict[tuple[int, str], Any]:
+        decoder = random_decoder(config, dtype="float32", mesh=mesh_of(devices), span=span)
+        decoder.unstack()
+        return layers_of_all(flat_parameters(nnx.state(decoder)), 0 if span is None else span.start)
+
+    whole = drawn(2)
+    stages = [drawn(1, span) for span in spans(config, 2)]
+    assert set(whole) == {key for stage in stages for key in stage}
+    for stage in stages:
+        for key, value in stage.items():
+            np.testing.assert_array_equal(np.asarray(value), np.asarray(whole[key]), err_msg=str(key))
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_missing_tensors_are_named_for_the_layers_that_need_them(name: str, base: Path, tmp_path: Path) -> None:
+    write(name, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    lost = next(key for key in tensors if key.endswith(("conv.conv.weight", "qkv_proj.weight")))
+    tensors["model.layers.99.conv.conv.weight"] = tensors.pop(lost)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load_decoder(tmp_path, dtype="float32", mesh=mesh_of(1))
+    assert set(caught.value.problems) == {f"{lost}: missing", "model.layers.99.conv.conv.weight: unexpected"}
