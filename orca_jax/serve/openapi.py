@@ -177,6 +177,9 @@ def _paths(has_keys: bool, model: str) -> Document:
     of_prompts = paths["/v1/completions/render"]["post"]["responses"]["200"]["content"]["application/json"]
     of_prompts["schema"] = {"type": "array", "items": of_prompts["schema"]}
     _link(paths, "/v1/models", "get", "/v1/models/{model}", {"parameters": {"model": "$response.body#/data/0/id"}})
+    of_response = {"parameters": {"response_id": "$response.body#/id"}}
+    _link(paths, "/v1/responses", "post", "/v1/responses/{response_id}", of_response)
+    _link(paths, "/v1/responses/{response_id}", "get", "/v1/responses/{response_id}/input_items", of_response)
     _link(paths, "/tokenize", "post", "/detokenize", {"requestBody": {"tokens": "$response.body#/tokens"}})
     return paths
 

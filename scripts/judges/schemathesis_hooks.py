@@ -47,6 +47,12 @@ REASONS = (
     "messages has no text",
     "cannot have blocks of type",
     "tool_choice.name is required",
+    # conversations of /v1/responses
+    "input must have at least one item",
+    "with id .* not found",
+    "(images|files|audio) are not supported",
+    "the server runs no tool of type",
+    "tool_choice.tools must have a function",
     # languages of their own
     "arguments of the tool call .* must be JSON",
     "(json_schema|regex|choice|grammar|structure) cannot be used",

@@ -88,6 +88,7 @@ class ResponseCall:
             num_top=(call.top_logprobs or 0) if call.wants_logprobs else None,
             names=self._tools.names,
             new_call_id=partial(chat.call_id, job) if job is not None else partial(new_id, "call"),
+            prompt=job.prompts[0].ids if job is not None and call.enable_response_messages else None,
             streams=bool(call.stream),
             keep=self._keep,
         )
@@ -114,7 +115,7 @@ class ResponseCall:
             return []
         found = self._store.history(self._caller, name)
         if found is None:
-            message = f"previous response {name[:100]!r} was not found; {_lost(self._store)}"
+            message = f"Previous response with id {name[:100]!r} not found: {_lost(self._store)}"
             raise ApiError(400, message, "previous_response_id", code="previous_response_not_found")
         return found
 
@@ -123,7 +124,7 @@ class ResponseCall:
             return item
         found = self._store.item(self._caller, item.id)
         if found is None:
-            message = f"item {item.id[:100]!r} was not found; {_lost(self._store)}"
+            message = f"Item with id {item.id[:100]!r} not found: {_lost(self._store)}"
             raise ApiError(404, message, "input", code="item_not_found")
         return found
 
@@ -168,7 +169,7 @@ def find_response(store: ResponseStore, caller: Caller, name: str) -> StoredResp
 
 def no_response(store: ResponseStore, name: str) -> ApiError:
     """The error for a response that is not stored."""
-    message = f"response {name[:100]!r} was not found; {_lost(store)}"
+    message = f"Response with id {name[:100]!r} not found: {_lost(store)}"
     return ApiError(404, message, "response_id", code="response_not_found")
 
 

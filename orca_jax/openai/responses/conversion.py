@@ -75,6 +75,7 @@ def chat_of(call: ResponsesRequest, items: Sequence[InputItem], tools: FlatTools
         messages=messages_of(call.instructions, items),
         max_completion_tokens=call.max_output_tokens,
         logprobs=call.wants_logprobs or None,
+        return_token_ids=call.enable_response_messages,
         top_logprobs=call.top_logprobs if call.wants_logprobs else None,
         tools=tools.chat or None,
         tool_choice=_choice(call.tool_choice, tools.names),

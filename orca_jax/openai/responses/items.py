@@ -156,6 +156,14 @@ class ShownNamespace(msgspec.Struct, frozen=True, tag_field="type", tag="namespa
     tools: list[ShownFunction]
 
 
+class RawMessage(msgspec.Struct, frozen=True):
+    """A prompt or an answer as the model has it."""
+
+    message: str
+    tokens: list[int]
+    type: Literal["raw_message_tokens"] = "raw_message_tokens"
+
+
 class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A response as it is sent."""
 
@@ -182,6 +190,8 @@ class ModelResponse(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
+    input_messages: list[RawMessage] | UnsetType = UNSET
+    output_messages: list[RawMessage] | UnsetType = UNSET
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from orca_jax.openai.answer import KEEP_ALIVE
 from orca_jax.openai.errors import TOO_LONG, ApiError
@@ -14,6 +15,7 @@ from orca_jax.openai.responses.items import (
     IncompleteDetails,
     ModelResponse,
     OutputItem,
+    RawMessage,
     ResponseFault,
     response_usage,
 )
@@ -36,6 +38,7 @@ class ResponseRenderer:
         num_top: the number of most probable tokens in the answer, None without log probabilities.
         names: the functions by the names that the model sees.
         new_call_id: makes the id of a call.
+        prompt: the prompt, if the response shall have it and the answer as texts and ids.
         streams: True if the events are sent.
         keep: takes a response at its end, and its JSON.
     """
@@ -48,6 +51,7 @@ class ResponseRenderer:
         num_top: int | None,
         names: Mapping[str, FunctionName],
         new_call_id: Callable[[], str],
+        prompt: Sequence[int] | None,
         streams: bool,
         keep: Keep,
     ) -> None:
@@ -56,6 +60,8 @@ class ResponseRenderer:
         self._num_top = num_top
         self._names = names
         self._new_call_id = new_call_id
+        self._prompt = prompt
+        self._ids: list[int] = []  # of the answer, if it shall have them
         self._streams = streams
         self._keep = keep
         self._sequence = 0  # number of the next event
@@ -69,6 +75,8 @@ class ResponseRenderer:
         events = self._begin()
         if self._num_top is not None:
             self._logprobs += chat_logprobs(self._tokenizer, self._num_top, piece.ids, piece.logprobs)
+        if self._prompt is not None:
+            self._ids += piece.ids
         for part in piece.in_order():
             events += self._part(part)
         if piece.reason is not None:
@@ -104,10 +112,15 @@ class ResponseRenderer:
             incomplete_details=IncompleteDetails("max_output_tokens") if self._is_cut else None,
             output=self._output,
             usage=response_usage(usage),
+            input_messages=UNSET if self._prompt is None else [self._raw(self._prompt)],
+            output_messages=UNSET if self._prompt is None else [self._raw(self._ids)],
         )
         answer = _encode(whole)
         self._keep(whole, answer)
         return answer
+
+    def _raw(self, ids: Sequence[int]) -> RawMessage:
+        return RawMessage(self._tokenizer.decode(ids, skip_special_tokens=False), list(ids))
 
     def _begin(self) -> bytes:
         if self._sequence or not self._streams:

@@ -12,6 +12,9 @@ from orca_jax.openai.schema.unused import UnusedFields
 REF = "#/components/schemas/{name}"
 LIMIT = "x-limit"  # marks a number with a maximum that depends on the model
 
+KNOWN_TYPES = "x-known-types"  # marks a list whose objects of other types are left out
+WITHOUT_TYPE = ("InputMessage", "ItemReference")  # objects whose type may be left out
+
 TEXT_ONLY = ("prompt",)
 MESSAGES_ONLY = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -43,6 +46,8 @@ def request_schemas(
             properties["priority"] |= {"enum": [0, None]}
     schemas["TokenizeRequest"]["oneOf"] = _either()
     _tools_of(schemas["MessagesRequest"]).append(_other_than("custom"))
+    for name in WITHOUT_TYPE:
+        schemas[name]["required"].remove("type")
     return {name: _limited(schema, limits) for name, schema in schemas.items()}
 
 
@@ -53,7 +58,7 @@ def _tools_of(schema: Document) -> list[Document]:
 
 
 def _other_than(*kinds: str) -> Document:
-    """A tool of a type that is left out of a prompt."""
+    """An object of a type that is left out of a prompt."""
     return {
         "type": "object",
         "required": ["type"],
@@ -78,4 +83,6 @@ def _limited(schema: Any, limits: Mapping[str, int]) -> Any:
     known = {name: _limited(value, limits) for name, value in schema.items() if name != LIMIT}
     if schema.get(LIMIT) in limits:
         known["maximum"] = limits[schema[LIMIT]]
+    if types := known.pop(KNOWN_TYPES, None):
+        known["items"] = {"anyOf": [*known["items"]["anyOf"], _other_than(*types)]}
     return known

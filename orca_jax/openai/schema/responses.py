@@ -1,6 +1,6 @@
 """The request body of `POST /v1/responses`."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +14,16 @@ from orca_jax.openai.schema.structured import JsonObject, JsonObjectFormat, Name
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that has an effect."""
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+_TOOLS = ("function", "namespace")
+_FUNCTIONS = ("function",)
+
+
+def beside(known: Collection[str], most: int, least: int = 0) -> Meta:
+    """Limits of a list whose objects of types other than `known` are left out. `components.py` reads the mark."""
+    return Meta(min_length=least, max_length=most, extra_json_schema={"x-known-types": list(known)})
+
+
 ItemId = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
@@ -98,7 +108,7 @@ class Namespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     """Functions under a common name. The model sees each as `namespace__function`."""
 
     name: Name
-    tools: Annotated[list[FlatFunction | None], Meta(max_length=MAX_TOOLS)]
+    tools: Annotated[list[FlatFunction | None], beside(_FUNCTIONS, MAX_TOOLS)]
     description: Annotated[str | None, Meta(description="Without effect: functions have their own descriptions.")] = (
         None
     )
@@ -114,7 +124,7 @@ class FlatAllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """A choice among some of `tools`. The model sees no others."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatNamedTool | None], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[FlatNamedTool | None], beside(_FUNCTIONS, MAX_TOOLS, 1)]
 
 
 class FlatJsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
@@ -154,7 +164,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     """A request for a response."""
 
     input: Annotated[
-        str | Annotated[list[InputItem | None], Meta(max_length=MAX_MESSAGES)] | None,
+        str | Annotated[list[InputItem | None], beside(_ITEMS, MAX_MESSAGES)] | None,
         Meta(description="A message of the user, or items. Required without `previous_response_id`."),
     ] = None
     instructions: Annotated[
@@ -177,7 +187,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     text: Annotated[TextSettings | None, Meta(description="The form of the answer.")] = None
     reasoning: Annotated[ReasoningSettings | None, Meta(description="Settings of reasoning.")] = None
     tools: Annotated[
-        Annotated[list[FlatFunction | Namespace | None], Meta(max_length=MAX_TOOLS)] | None,
+        Annotated[list[FlatFunction | Namespace | None], beside(_TOOLS, MAX_TOOLS)] | None,
         Meta(
             description="Functions that the model may call. Tools of other types are left out, and named in the header "
             "of ignored fields."
@@ -213,6 +223,10 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: Annotated[
         JsonObject | None, Meta(description="Additional variables for the chat template.")
     ] = None
+    enable_response_messages: Annotated[
+        bool | None,
+        Meta(description="Also return `input_messages` and `output_messages`: prompt and answer, as text and as ids."),
+    ] = None
     stream_options: Annotated[ResponseStreamOptions | None, Meta(description="Options of the stream.")] = None
     request_id: Annotated[CallerId | None, Meta(description="Written to logs and traces.")] = None
 
@@ -228,8 +242,6 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         return [item for item in self.input or () if item is not None]
 
 
-_ITEMS = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
-_TOOLS = frozenset({"function", "namespace"})
 _NO_TEXT = {"input_image": "images", "input_file": "files", "input_audio": "audio"}
 
 
@@ -244,22 +256,19 @@ def settle(values: dict[str, Any]) -> list[str]:
     """
     left_out: list[str] = []
     for index, item in _entries(values, "input"):
-        where = f"input[{index}]"
-        kind = item.get("type")
-        if kind is None:
+        if item.get("type") is None:
             kind = "item_reference" if "role" not in item and "id" in item else "message"
-        values["input"][index] = {**item, "type": kind} if kind in _ITEMS else None
-        if kind not in _ITEMS:
-            left_out.append(f"input.{kind}")
+            values["input"][index] = {**item, "type": kind}
         for field in ("content", "output"):
-            _refuse_parts(item, field, where)
+            _refuse_parts(item, field, f"input[{index}]")
+    left_out += _leave_out(values, "input", _ITEMS)
     left_out += _leave_out(values, "tools", _TOOLS)
     for _, tool in _entries(values, "tools"):
-        left_out += (f"tools.{name}" for name in _leave_out(tool, "tools", frozenset({"function"})))
+        left_out += (f"tools.{name}" for name in _leave_out(tool, "tools", _FUNCTIONS))
     choice = values.get("tool_choice")
     if isinstance(choice, dict):
         _check_choice(choice)
-        left_out += (f"tool_choice.{name}" for name in _leave_out(choice, "tools", frozenset({"function"})))
+        left_out += (f"tool_choice.{name}" for name in _leave_out(choice, "tools", _FUNCTIONS))
     return left_out
 
 
@@ -270,7 +279,7 @@ def _entries(values: dict[str, Any], field: str) -> Iterator[tuple[int, dict[str
         yield from ((index, one) for index, one in enumerate(found) if isinstance(one, dict))
 
 
-def _leave_out(values: dict[str, Any], field: str, known: frozenset[str]) -> list[str]:
+def _leave_out(values: dict[str, Any], field: str, known: Collection[str]) -> list[str]:
     """Replace the objects in a list without a known type by None, and return their names."""
     names = []
     for index, one in _entries(values, field):
@@ -285,7 +294,7 @@ def _refuse_parts(item: dict[str, Any], field: str, where: str) -> None:
         kind = part.get("type")
         if kind == "text":  # the name of chats
             item[field][index] = {**part, "type": "input_text"}
-        elif kind in _NO_TEXT:
+        elif isinstance(kind, str) and kind in _NO_TEXT:
             name = f"{where}.{field}[{index}].type"
             message = f"{name}: {_NO_TEXT[kind]} are not supported; the model reads text only"
             raise ApiError(400, message, name, code="unsupported_parameter")

@@ -257,7 +257,6 @@ RESPONSES: UnusedFields = {
     "n": UnusedField("a response has one answer", (1,)),
     "logprobs": UnusedField("use include and top_logprobs", (False,)),
     # vLLM
-    "enable_response_messages": UnusedField("messages of the prompt are not returned", (False,)),
     "previous_input_messages": UnusedField("put all messages into input"),
     "mm_processor_kwargs": UnusedField("input is text only", ({},)),
 }

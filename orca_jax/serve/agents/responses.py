@@ -35,10 +35,9 @@ def response_routes(service: Service, max_bytes: int) -> tuple[list[Route], list
         Route(f"{ENDPOINT}/input_tokens", api.count, methods=["POST"]),
     ]
     others = [
-        Route(ENDPOINT, _no_route, methods=["GET"], include_in_schema=False),  # the form with WebSockets
+        Route(ENDPOINT, _no_list, methods=["GET"], include_in_schema=False),
         Route(f"{ENDPOINT}/compact", _no_route, methods=["POST"], include_in_schema=False),
-        Route(one, api.read, methods=["GET"]),
-        Route(one, api.delete, methods=["DELETE"]),
+        Route(one, api.one, methods=["GET", "DELETE"]),
         Route(f"{one}/input_items", api.input_items, methods=["GET"]),
     ]
     return work, others
@@ -76,15 +75,16 @@ class _Responses:
         headers = report_ignored(self._service, ignored)
         return json_response(InputTokens(await asked.num_tokens()), headers=headers)
 
-    async def read(self, request: Request) -> Response:
-        """Answer with a stored response."""
+    async def one(self, request: Request) -> Response:
+        """Answer with a stored response, or remove it."""
+        if request.method == "DELETE":
+            return self._delete(request)
         if request.query_params.get("stream") == "true":
             message = "stream must be false or left out: a stored response is returned whole"
             raise ApiError(400, message, "stream", code="unsupported_parameter")
         return Response(self._found(request).answer, media_type="application/json")
 
-    async def delete(self, request: Request) -> Response:
-        """Remove a stored response."""
+    def _delete(self, request: Request) -> Response:
         name = request.path_params["response_id"]
         if not self._store.delete(request.scope["state"]["caller"], name):
             raise no_response(self._store, name)
@@ -130,3 +130,10 @@ async def _whole(generation: Generation, renderer: ResponseRenderer, request: Re
 
 async def _no_route(request: Request) -> Response:
     raise HTTPException(404)
+
+
+async def _no_list(request: Request) -> Response:
+    """Refuse the form with WebSockets, and the list of responses."""
+    if "websocket" in request.headers.get("upgrade", "").lower():
+        raise HTTPException(404)
+    raise HTTPException(405, headers={"allow": "POST"})

@@ -131,7 +131,7 @@ def test_the_routes_of_stored_responses() -> None:
         found = [item.id async for item in client.responses.input_items.list(made.id, limit=2)]
         assert found == [item.id for item in page.data][::-1], "the newest first, page by page"
         assert await client.responses.delete(made.id) is None
-        with pytest.raises(openai.NotFoundError, match="--responses-store"):
+        with pytest.raises(openai.NotFoundError, match=r"Response with id .* not found.*--responses-store"):
             await client.responses.retrieve(made.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.delete(made.id)
@@ -162,13 +162,16 @@ def test_routes_that_are_not_there_answer_404() -> None:
     async def act(stage: Stage) -> None:
         async with stage.http() as http:
             answers = [
-                await http.get("/v1/responses"),  # the form with WebSockets
+                await http.get("/v1/responses", headers={"connection": "upgrade", "upgrade": "websocket"}),
                 await http.post("/v1/responses/compact", json={"input": "x"}),
                 await http.post("/v1/responses/resp_1/cancel", json={}),
                 await http.get("/v1/responses/resp_1"),
             ]
             assert [answer.status_code for answer in answers] == [404] * 4
-            assert (await http.post("/v1/responses/resp_1", json={})).status_code == 405
+            for wrong, allowed in ((http.get("/v1/responses"), "POST"), (http.post("/v1/responses/x"), "DELETE, GET")):
+                answer = await wrong
+                assert answer.status_code == 405
+                assert set(allowed.split(", ")) <= set(answer.headers["allow"].split(", "))
 
     on_stage(saying("x"), act, chats=True)
 

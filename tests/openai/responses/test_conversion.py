@@ -123,6 +123,8 @@ RESULT = {"type": "function_call_output", "call_id": "c", "output": [IMAGE]}
         ({"input": "x", "prompt": {"id": "p"}}, "prompt", "instructions"),
         ({"input": "x", "response_format": {"type": "text"}}, "response_format", "text.format"),
         ({"input": [{"role": "user"}]}, "input[0].content", "required"),
+        ({"input": [{"id": "", "type": {}}]}, "input[0].type", "str"),
+        ({"input": [{"role": "user", "content": [{"type": []}]}]}, "input[0].content[0].type", "text"),
         ({"input": "x", "tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "web_search"),
         ({"input": "x", "tools": [FUNCTION], "tool_choice": NO_FUNCTION}, "tool_choice.tools", "function"),
         ({"input": "x", "tools": [FUNCTION, FUNCTION]}, "tools", "twice"),

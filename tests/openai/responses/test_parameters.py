@@ -1,12 +1,13 @@
 """The sampling fields of chats are fields of responses: each reaches the engine, or has its effect."""
 
+import json
 from typing import Any
 
 import pytest
 
 from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
-from tests.openai.responses.played import respond
+from tests.openai.responses.played import prompt_of, respond
 from tests.openai.test_parameters import PASSED_ON
 from tests.serve.played import News, saying
 
@@ -71,3 +72,14 @@ def test_a_wrong_value_is_named(field: str) -> None:
 def test_a_limit_of_zero_is_named_as_in_the_body() -> None:
     error = respond("x", max_output_tokens=0)[0].json()["error"]
     assert error["param"] == "max_output_tokens" and error["message"].startswith("max_output_tokens")
+
+
+@pytest.mark.conforms("responses.enable_response_messages")
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_and_answer_as_ids(stream: bool) -> None:
+    answer, link = respond("hello", enable_response_messages=True, stream=stream)
+    found = json.loads(answer.text.rpartition("data: ")[2])["response"] if stream else answer.json()
+    (asked,), (said,) = found["input_messages"], found["output_messages"]
+    assert asked["tokens"] == link.submitted[0].prompt_ids and asked["message"] == prompt_of(link)
+    assert said["tokens"] == [*b"hello", 256] and said["type"] == "raw_message_tokens"
+    assert "input_messages" not in respond("hello")[0].json()
