@@ -57,7 +57,7 @@ REASONS = (
     "arguments of the tool call .* must be JSON",
     "(json_schema|regex|choice|grammar|structure) cannot be used",
     # keys of an object are strings: the document cannot bound their numbers
-    "logit_bias(: the key| contains id)",
+    "logit_bias(: the keys?| contains ids?) ",
     "no token could follow",
     "the structure of the output became too complex",
     # the caller's own deadlines

@@ -142,8 +142,6 @@ class ResponseRenderer:
             case ToolCall(str(name), text):
                 events = self._start(OpenCallItem(self._new_call_id(), self._names.get(name) or FunctionName(name)))
         assert self._open is not None, "an item is open"
-        if not isinstance(self._open, OpenMessage):
-            self._logprobs.clear()
         return events + self._delta(self._open, text)
 
     def _delta(self, item: OpenItem, text: str) -> bytes:

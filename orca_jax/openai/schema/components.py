@@ -48,6 +48,7 @@ def request_schemas(
     _tools_of(schemas["MessagesRequest"]).append(_other_than("custom"))
     for name in WITHOUT_TYPE:
         schemas[name]["required"].remove("type")
+        schemas[name]["properties"]["type"]["enum"].append(None)
     return {name: _limited(schema, limits) for name, schema in schemas.items()}
 
 

@@ -3,10 +3,18 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from orca_jax.config import EngineConfig
+from orca_jax.openai.generation import Piece
+from orca_jax.openai.responses.items import MessageItem, ModelResponse
+from orca_jax.openai.responses.renderer import ResponseRenderer
+from orca_jax.openai.schema.answers import Usage
+from orca_jax.request import TokenLogprobs
 from orca_jax.server_config import ServerConfig
+from orca_jax.text.tokenizer import load_tokenizer
+from orca_jax.text.tools import ToolCall
 from tests.openai.responses.played import CALL, FUNCTION, checked_event, checked_response, events_of, prompt_of, respond
 from tests.serve.played import Script, saying, update
 
@@ -135,8 +143,6 @@ def test_a_format(stream: bool) -> None:
 
 
 def scored(submit: Any) -> list[Any]:
-    from orca_jax.request import TokenLogprobs
-
     one = TokenLogprobs(-0.5, 1, (104, 105), (-0.5, -1.5))
     return [
         update(submit, 104, logprobs=(one,)),
@@ -227,3 +233,32 @@ CONFIG = ServerConfig(EngineConfig(model="m"), unknown_fields="ignore")
 def test_unknown_fields_are_ignored_if_the_server_says_so() -> None:
     answer, _ = respond("x", CONFIG, strange=1, tools=[{"type": "web_search"}])
     assert answer.status_code == 200 and answer.headers[HEADER] == "strange, tools.web_search"
+
+
+def test_text_after_a_call_is_an_item_of_its_own() -> None:
+    for found in (whole(CALL + "done", tools=[FUNCTION]), streamed(CALL + "done", tools=[FUNCTION])[-1]["response"]):
+        assert [item["type"] for item in found["output"]] == ["function_call", "message"]
+
+
+def test_log_probabilities_of_a_call_belong_to_no_text() -> None:
+    kept: list[ModelResponse] = []
+    begun = msgspec.convert({**whole("x"), "output": [], "usage": None}, ModelResponse)
+    renderer = ResponseRenderer(
+        begun,
+        load_tokenizer("byte"),
+        num_top=0,
+        names={},
+        new_call_id=lambda: "call_1",
+        prompt=None,
+        streams=True,
+        keep=lambda response, answer: kept.append(response),
+    )
+    score = TokenLogprobs(-0.5, 1, (), ())
+    renderer.chunk(Piece(0, "", ids=[99], logprobs=[score], parts=[ToolCall("f", "{}")]), None)
+    renderer.chunk(Piece(0, "", ids=[97], logprobs=[score]), None)  # its text is held back
+    renderer.chunk(Piece(0, "ab", "stop", [98], [score]), None)
+    renderer.end(Usage(1, 3, 4))
+    (response,) = kept
+    _, message = response.output
+    assert isinstance(message, MessageItem)
+    assert [one.token for one in message.content[0].logprobs] == ["a", "b"]
