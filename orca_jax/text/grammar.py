@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # this name exists only for type checkers
 
 PARAM = "structured_outputs"
 MAX_SOURCE = 64 * 1024  # characters of a schema, a regular expression, a list of choices or a grammar
+MAX_COMPOSED = 4 * MAX_SOURCE  # characters of all parts of a composed output, each of them within MAX_SOURCE
 MAX_NESTING = 64  # of a JSON schema
 MAX_REASON = 300  # characters of the library's error to repeat
 
@@ -32,7 +33,7 @@ _REMEDIES = {
     "json_schema": "correct the schema, and leave out unsupported keywords",
     "regex": "correct the expression, without look-around and backreferences, or make it smaller",
     "choice": "give fewer or shorter choices",
-    "composed": "correct its parts",
+    "composed": "correct it, and leave out unsupported keywords",
     "grammar": "correct the grammar, in the Lark syntax of llguidance, or make it smaller",
 }
 
@@ -65,11 +66,7 @@ class GrammarFactory:
             raise RequestError(
                 "structured outputs need an end token, and the config of this model has none", param=PARAM
             )
-        if len(structured.value) > MAX_SOURCE:
-            raise RequestError(
-                f"{structured.kind} has {len(structured.value)} characters, and must have at most {MAX_SOURCE}",
-                param=PARAM,
-            )
+        _check_size(structured, MAX_COMPOSED if structured.kind == "composed" else MAX_SOURCE)
         try:
             return self._compile(structured)
         except UnicodeEncodeError:
@@ -192,7 +189,9 @@ def _source(structured: StructuredOutput) -> str:
         return LLMatcher.grammar_from_json_schema(_json_text(whole), overrides=_COMPACT)
     if kind == "composed":
         try:
-            return composed_source(value, _source)
+            return composed_source(value, _part_source)
+        except RequestError:  # of a part; it is a ValueError, too
+            raise
         except ValueError as error:
             raise _refused(kind, str(error)) from None
     if kind == "regex":
@@ -200,6 +199,18 @@ def _source(structured: StructuredOutput) -> str:
     if kind == "choice":
         return LLMatcher.grammar_from_regex(_regex_of_choices(_read_json(kind, value)))
     return LLMatcher.grammar_from_lark(value)
+
+
+def _part_source(part: StructuredOutput) -> str:
+    """Return the grammar of a part for llguidance."""
+    _check_size(part, MAX_SOURCE)
+    return _source(part)
+
+
+def _check_size(structured: StructuredOutput, most: int) -> None:
+    size = len(structured.value)
+    if size > most:
+        raise RequestError(f"{structured.kind} has {size} characters, and must have at most {most}", param=PARAM)
 
 
 def _regex_of_choices(choices: object) -> str:
@@ -260,4 +271,5 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def _refused(kind: str, reason: str) -> RequestError:
-    return RequestError(f"{kind} cannot be used: {reason}; {_REMEDIES[kind]}", param=PARAM)
+    name = "the format, or the schema of a strict tool," if kind == "composed" else kind
+    return RequestError(f"{name} cannot be used: {reason}; {_REMEDIES[kind]}", param=PARAM)

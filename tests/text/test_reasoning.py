@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orca_jax.errors import RequestError
 from orca_jax.openai.generation import whole_parts
 from orca_jax.request import StructuredKind, StructuredOutput
 from orca_jax.server_config import ServerConfig
@@ -133,6 +134,18 @@ def test_a_constraint_begins_after_the_reasoning(kind: StructuredKind) -> None:
         assert accepts(form, f"{begin}\n\n{text}", tokenizer) == (opening != "closed")
         assert not accepts(form, f"{begin}?", tokenizer) and not accepts(form, "hm", tokenizer)
         assert accepts(form, text, tokenizer) == (opening != "open")
+
+
+@pytest.mark.parametrize(("kind", "value"), [("json_schema", '{"type": "nonsense"}'), ("regex", "(")])
+def test_a_wrong_part_is_an_error_of_the_caller(kind: StructuredKind, value: str) -> None:
+    with pytest.raises(RequestError, match=r"^the format, or the schema of a strict tool, cannot be used") as caught:
+        accepts(thinking_first(StructuredOutput(kind, value), THINK, "open", {}), "", ByteTokenizer())
+    assert caught.value.param == "structured_outputs"
+
+
+def test_a_composed_output_has_parts() -> None:
+    with pytest.raises(RequestError, match="it is not a composed output"):
+        accepts(StructuredOutput("composed", "{}"), "", ByteTokenizer())
 
 
 SPECIAL = WithTokens({257: "[THINK]", 258: "[/THINK]"})

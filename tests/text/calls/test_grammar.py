@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from orca_jax.errors import RequestError
 from orca_jax.request import StructuredOutput
 from orca_jax.text.calls.dialects import DIALECTS, tool_parser
 from orca_jax.text.calls.grammar import CannotEnforceError, calls_or_format, text_with_calls
 from orca_jax.text.calls.parser import ToolCall
+from orca_jax.text.grammar import MAX_SOURCE, GrammarFactory
 from orca_jax.text.reasoning import TAGS, thinking_first
 from orca_jax.text.tokenizer import ByteTokenizer
 from tests.text.accepting import WithTokens, accepts
@@ -159,3 +161,32 @@ def test_schemas_without_a_grammar_in_tags_or_python() -> None:
         with pytest.raises(CannotEnforceError):
             text_with_calls(name, strict(schema), {}, parallel=True)
     text_with_calls("qwen3_coder", strict({"properties": {"a": {"type": ["string", "null"]}}}), {}, parallel=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_long_descriptions_of_strict_tools_are_left_out(name: str) -> None:
+    """An agent has dozens of tools, and their texts are longer than what they restrict."""
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": f"tool{number}",
+                "strict": True,
+                "parameters": {
+                    "properties": {"description": {"type": "string", "description": "d" * 4000}},
+                    "required": ["description"],
+                },
+            },
+        }
+        for number in range(40)
+    ]
+    form = text_with_calls(name, tools, {}, parallel=True)
+    assert len(form.value) < 2**15 and "description" in form.value
+    GrammarFactory(ByteTokenizer(), 257, [256]).compile(form)
+
+
+def test_a_part_has_the_limit_of_a_whole() -> None:
+    names = {f"p{number}": {"type": "integer"} for number in range(4000)}
+    form = text_with_calls("hermes", strict({"properties": names}), {}, parallel=True)
+    with pytest.raises(RequestError, match=f"^json_schema has .* at most {MAX_SOURCE}"):
+        GrammarFactory(ByteTokenizer(), 257, [256]).compile(form)
