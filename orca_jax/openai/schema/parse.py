@@ -13,6 +13,7 @@ from orca_jax.openai.schema.sampling import BIAS, CompletionFields
 from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored, TolerantReader, lowered, read_values
 from orca_jax.openai.schema.unused import UnusedFields
 
+MAX_NAMED = 100  # wrong keys that an error names
 BOM = b"\xef\xbb\xbf"
 type Settle = Callable[[dict[str, Any]], Sequence[str]]
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -149,6 +150,8 @@ def _wrong_bias(biases: Mapping[str, object]) -> str | None:
             quoted = msgspec.json.encode(key[:100]).decode()
             if "key" in path:
                 keys.append(quoted)
+                if len(keys) == MAX_NAMED:
+                    break
             else:
                 values.append(f"the value of {quoted}: {lowered(what)}")
     if keys:
