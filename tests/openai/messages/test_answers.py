@@ -194,3 +194,5 @@ def test_a_limit_beyond_the_context() -> None:
     usage = answer.json()["usage"]
     assert answer.status_code == 200 and answer.json()["stop_reason"] == "model_context_window_exceeded"
     assert int(answer.headers["x-orca-max-tokens"]) == CONTEXT - usage["input_tokens"]
+    exact = ask(saying("x", reason="length"), max_tokens=CONTEXT - usage["input_tokens"], messages=[user("x")])
+    assert exact.json()["stop_reason"] == "max_tokens" and "x-orca-max-tokens" not in exact.headers

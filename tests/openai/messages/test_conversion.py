@@ -211,6 +211,15 @@ def test_tool_choice() -> None:
     talk(act, saying("x"), HERMES)
 
 
+def test_a_tool_may_have_a_long_name() -> None:
+    async def act(found: Talk) -> None:
+        name = "mcp__" + "x" * 123
+        answer = await found.post(tools=[{"name": name, "input_schema": {"type": "object"}}])
+        assert answer.status_code == 200 and name.encode() in bytes(found.link.submitted[-1].prompt_ids)
+
+    talk(act, config=HERMES)
+
+
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
