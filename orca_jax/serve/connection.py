@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 from uvicorn.server import ServerState
 
 from orca_jax.openai.errors import NO_RETRY, ApiError
+from orca_jax.openai.messages.errors import error_response
 from orca_jax.serve.request_context import NO_SNIFFING
 
 MAX_HEADER_BYTES = 64 * 2**10
@@ -185,16 +186,18 @@ class Connection(H11Protocol):
 
     def _answer(self, error: ApiError) -> None:
         """Send the error if no answer has begun, and close the connection."""
+        cycle: RequestResponseCycle | None = getattr(self, "cycle", None)  # None before the first request
+        is_open = cycle is not None and not cycle.response_complete
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            body = error.encode()
+            scope = dict(cycle.scope) if cycle is not None and is_open else None
+            body = error.encode() if scope is None else bytes(error_response(error, scope).body)
             extra = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
             headers = [*self.server_state.default_headers, NO_SNIFFING]
             headers += [(name.encode(), value.encode()) for name, value in {**error.headers, **extra}.items()]
             start = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        cycle: RequestResponseCycle | None = getattr(self, "cycle", None)  # None before the first request
-        if cycle is not None and not cycle.response_complete:
+        if cycle is not None and is_open:
             # The handler may be about to answer, too: for it the peer has gone, and its answer is dropped.
             cycle.disconnected = True
             cycle.message_event.set()

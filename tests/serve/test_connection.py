@@ -71,6 +71,15 @@ def test_half_a_request_is_not_waited_for(strict: Server, sent: bytes) -> None:
     assert (status, error["code"], error["type"]) == (408, "request_timeout", "invalid_request_error")
 
 
+def test_half_a_message_is_refused_in_the_format_of_its_api(strict: Server) -> None:
+    with connected(strict) as raw:
+        raw.sendall(HEAD.replace(b"/v1/completions", b"/v1/messages") + b"content-length: 100\r\n\r\n{")
+        status, _, body = read_all(raw).partition(b"\r\n\r\n")
+    answer = json.loads(body)
+    assert b" 408 " in status and answer["error"]["type"] == "timeout_error"
+    assert answer["type"] == "error" and answer["request_id"].startswith("req_")
+
+
 @pytest.mark.parametrize("start", [b"GET /live HTTP/1.1\r\nx-slow: ", HEAD + b"content-length: 1000\r\n\r\n"])
 def test_trickling_does_not_help(strict: Server, start: bytes) -> None:
     """The limit is for the whole request, not for the time between two bytes."""
