@@ -17,6 +17,7 @@ REASONS = (
     "prompt is too long: ",
     "must contain (at least one token|1 to )",
     "truncate_prompt_tokens must leave at least one token",
+    "must be less than the context of .* with truncate_prompt_tokens: -1",
     "min_tokens must be an integer from 0 to ",
     "max_tokens must be at least 1, -1 for the rest of the context, or 0 with echo",
     "best_of must be at least n",
@@ -35,6 +36,7 @@ REASONS = (
     "echo requires continue_final_message",
     "continue_final_message cannot be combined with add_generation_prompt",
     "structured_outputs and response_format cannot be combined",
+    "structured_outputs cannot be combined with a forced call",
     "needs messages; it cannot be used with prompt",
     "give exactly one of prompt and messages",
     "prompt must be a string, a list of token ids, ",
@@ -55,7 +57,7 @@ REASONS = (
     "tool_choice.tools must have a function",
     # languages of their own
     "arguments of the tool call .* must be JSON",
-    "(json_schema|regex|choice|grammar|structure) cannot be used",
+    "(json_schema|regex|choice|grammar|structure|a strict tool,) cannot be used",
     # keys of an object are strings: the document cannot bound their numbers
     "logit_bias(: the keys?| contains ids?) ",
     "no token could follow",
