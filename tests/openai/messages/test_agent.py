@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
+from tests.fixtures.agents.recorded import filled
 from tests.openai.messages.talks import MESSAGES, Talk, talk
 from tests.project.source import ROOT
 from tests.serve.played import READY
@@ -25,17 +25,6 @@ TEMPLATES = {
 REST = """
 {%- if loop.first and tools %}{{ tools | tojson }}{% endif %}<{{ m.role }}>{{ m.content }}
 {%- if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}<assistant>"""
-
-
-def filled(value: Any) -> Any:
-    """A value of the file, with a text of its length for each `~length`."""
-    if isinstance(value, dict):
-        return {key: filled(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [filled(one) for one in value]
-    if isinstance(value, str) and value[:1] == "~":
-        return ("filler " * (int(value[1:]) // 7 + 1))[: int(value[1:])]
-    return value
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
