@@ -86,50 +86,62 @@ def of_stage(groups: Sequence[LayerGroup], start: int, stop: int) -> tuple[Layer
     A group may have no layers in the stage. Blocks of a pool have as many pages as its fullest group needs there.
     """
     parts = [tuple(layer - start for layer in group.layers if start <= layer < stop) for group in groups]
-    size = {group.pool: 0 for group in groups}  # largest page of each pool
-    pages = dict(size)  # of this size, in a block
-    for group in groups:
-        size[group.pool] = max(size[group.pool], group.shape.size)
+    pages = {group.pool: 1 for group in groups}  # of the largest shape, in a block
     for group, part in zip(groups, parts, strict=True):
-        per_page = size[group.pool] // group.shape.size
-        pages[group.pool] = max(pages[group.pool], -(-len(part) // per_page))
+        pages[group.pool] = max(pages[group.pool], -(-len(part) // pages_in_one(group, groups)))
     return tuple(
-        group._replace(layers=part, pages_per_block=pages[group.pool] * (size[group.pool] // group.shape.size))
+        group._replace(layers=part, pages_per_block=pages[group.pool] * pages_in_one(group, groups))
         for group, part in zip(groups, parts, strict=True)
     )
 
 
-def form_groups(layers: Sequence[LayerCache], max_model_len: int) -> tuple[LayerGroup, ...]:
+def pool_shape(groups: Sequence[LayerGroup], pool: int) -> PageShape:
+    """The shape in which the pages of a pool are stored: the largest one."""
+    return max((group.shape for group in groups if group.pool == pool), key=_by_size)
+
+
+def pages_in_one(group: LayerGroup, groups: Sequence[LayerGroup]) -> int:
+    """The pages of a group that have the bytes of one stored page."""
+    return pool_shape(groups, group.pool).size // group.shape.size
+
+
+def _by_size(shape: PageShape) -> tuple[int, PageShape]:
+    return shape.size, shape
+
+
+def form_groups(layers: Sequence[LayerCache], max_model_len: int, *, views: bool = True) -> tuple[LayerGroup, ...]:
     """Form the groups of a model: groups with all tokens first, then those with windows.
 
     Layers of the same kind are dealt to its groups in turns, so that each part of a pipeline has its share of every
     group. There are as few groups as `MOST_PADDING` allows. Layers that keep all tokens have no padding if that at most
     doubles the number of groups, since theirs grows with the context. A window of `max_model_len` tokens or more is
     none. Layers of another shape have blocks of the same bytes where these hold whole pages, and else a pool of their
-    own.
+    own. Without `views` each shape has a pool of its own.
 
     Args:
         layers: of the whole model.
         max_model_len: most tokens of a request.
+        views: arrays can be viewed in another shape without a copy.
     """
     members: dict[LayerCache, list[int]] = {}
     for index, layer in enumerate(layers):
         sees_all = layer.window is None or layer.window >= max_model_len
         members.setdefault(layer._replace(window=None) if sees_all else layer, []).append(index)
-    found = [_groups(members, width) for width in range(max(map(len, members.values())), 0, -1)]
+    found = [_groups(members, width, views) for width in range(max(map(len, members.values())), 0, -1)]
     allowed = [groups for groups in found if _padding(groups) <= MOST_PADDING] or found[-1:]
     exact = [groups for groups in allowed if not _padding([group for group in groups if group.window is None])]
     return exact[0] if exact and len(exact[0]) <= 2 * len(allowed[0]) else allowed[0]
 
 
-def _groups(members: Mapping[LayerCache, Sequence[int]], width: int) -> tuple[LayerGroup, ...]:
+def _groups(members: Mapping[LayerCache, Sequence[int]], width: int, views: bool) -> tuple[LayerGroup, ...]:
     """The groups with `width` pages of the largest shape in a block."""
-    largest = max(kind.shape.size for kind in members)
-    others: dict[int, int] = {}  # pools by the size of shapes that the largest is no multiple of
+    widest = max((kind.shape for kind in members), key=_by_size)
+    largest = widest.size
+    others: dict[PageShape, int] = {}  # pools of the shapes that share none
     groups: list[LayerGroup] = []
     for kind in sorted(members, key=lambda kind: (kind.window is not None, kind.window or 0, kind.shape)):
-        is_shared = largest % kind.shape.size == 0
-        pool = 0 if is_shared else others.setdefault(kind.shape.size, len(others) + 1)
+        is_shared = kind.shape == widest or (views and largest % kind.shape.size == 0)
+        pool = 0 if is_shared else others.setdefault(kind.shape, len(others) + 1)
         pages = width * (largest // kind.shape.size) if is_shared else width
         count = -(-len(members[kind]) // pages)
         groups += [

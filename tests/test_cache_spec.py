@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.cache_spec import MOST_PADDING, LayerCache, PageShape, form_groups
+from orca_jax.cache_spec import MOST_PADDING, LayerCache, PageShape, form_groups, of_stage, pool_shape
 
 SHAPE = PageShape(2, 8)
 WIDE = PageShape(4, 8)  # twice the bytes
@@ -77,3 +77,24 @@ def test_each_layer_has_one_group_of_its_kind(drawn: list[tuple[PageShape, int |
     used = sum(len(group.layers) * group.shape.size for group in groups)
     padding = sum(group.pages_per_block * group.shape.size for group in groups) - used
     assert padding <= MOST_PADDING * used or any(group.pages_per_block == 1 for group in groups)
+
+
+def test_shapes_that_cannot_be_viewed_have_pools_of_their_own() -> None:
+    layers = [LayerCache(WIDE, 64), LayerCache(SHAPE), LayerCache(WIDE)]
+    assert {group.pool for group in form_groups(layers, 4096)} == {0}
+    pools = {group.shape: group.pool for group in form_groups(layers, 4096, views=False)}
+    assert pools == {WIDE: 0, SHAPE: 1}
+    assert pool_shape(form_groups(layers, 4096), 0) == WIDE
+
+
+def test_a_stage_has_its_layers_of_each_group() -> None:
+    """Stored pages of a block are as many as the fullest group needs: two narrow pages have the bytes of a wide one."""
+    layers = [LayerCache(WIDE, 64) if index % 3 < 2 else LayerCache(SHAPE) for index in range(12)]
+    groups = form_groups(layers, 4096)
+    first, last = of_stage(groups, 0, 7), of_stage(groups, 7, 12)
+    assert sorted(layer for group in first for layer in group.layers) == list(range(7))
+    assert sorted(layer for group in last for layer in group.layers) == list(range(5))
+    for stage in (first, last):
+        assert [group.window for group in stage] == [group.window for group in groups]
+        stored = {group.pages_per_block * group.shape.size for group in stage}
+        assert len(stored) == 1 and all(len(group.layers) <= group.pages_per_block for group in stage)

@@ -1,13 +1,14 @@
 """The phases of a start, with a clock moved by the test."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
-from orca_jax.startup import START_PHASES, EngineSummary, StartReport, StartTimes
+from orca_jax.startup import START_PHASES, EngineSummary, StartReport, StartTimes, WindowBlocks
 
 
 class MovedClock:
@@ -115,3 +116,14 @@ def test_the_line_of_the_toy_is_logged(
         f"preset:toy without a device; context of 70 tokens; KV cache of {tokens} tokens ({requests} full requests); "
         f"scheduler {built.summary.scheduler}, at most {built.summary.token_budget:,} tokens at once; ready after "
     )
+
+
+def test_the_line_about_windows() -> None:
+    groups = (WindowBlocks(10, None, 1, 256), WindowBlocks(52, 1024, 6, 13))
+    summary = EngineSummary(32768, 40000, 1, 512, "chunked", StartReport({}, 1.0), "cpu", 1, page_size=128)
+    summary = replace(summary, num_pages=600, kv_groups=groups)
+    assert (
+        "KV cache of 40,000 tokens (1 full requests) in 600 blocks of 128 tokens, of which one takes 256 for 10 layers "
+        "with all tokens, 6 x 13 for 52 layers with a window of 1,024 tokens; scheduler" in summary.line("gemma3")
+    )
+    assert "in 600 and 90 blocks, divided for requests" in replace(summary, kv_pools=(600, 90)).line("gemma3")

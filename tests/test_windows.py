@@ -93,7 +93,7 @@ def test_groups_do_not_change_tokens(
             found.append(run_updates(engine, jobs()))
         assert not has_room or scheduler != "chunked" or engine.pool.num_cache_hits > 0
         assert has_room or engine.pool.num_preemptions > 0
-    monkeypatch.setattr("orca_jax.assembly.resolve.form_groups", lambda layers, _: one_group(layers))
+    monkeypatch.setattr("orca_jax.assembly.resolve.form_groups", lambda layers, *_, **__: one_group(layers))
     for engine in make_engine(source, program_cache, devices, scheduler, **{**own, "num_pages": 900}):  # type: ignore[arg-type]
         assert [group.window for group in engine.pool.kv.groups] == [None]
         expected = run_updates(engine, jobs())

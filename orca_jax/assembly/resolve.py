@@ -1,7 +1,6 @@
 """The settings of an executor, from the settings of the user and the devices. Every "auto" is resolved here."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,6 +168,14 @@ def page_layout(platform: str) -> PageLayout:
     return "head_major" if platform == "cpu" else "packed"
 
 
+def can_view(platform: str, dtype: PageDType) -> bool:
+    """Return True if pages can be viewed in another shape without a copy: on TPUs they are stored in tiles of theirs.
+
+    The scales of 8-bit pages belong to heads.
+    """
+    return platform != "tpu" and dtype not in ("int8", "float8_e4m3fn")
+
+
 def _lora(config: EngineConfig) -> LoraConfig | None:
     if not config.enable_lora:
         return None
@@ -179,15 +186,22 @@ def _cache(
     config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel", largest: int, free: int | None
 ) -> CacheConfig:
     """Choose type, layout and size of the KV cache; `largest` is the largest launch in tokens."""
-    from orca_jax.exec.cache import free_memory, largest_stack, size_cache, weight_bytes, workspace_bytes
+    from orca_jax.exec.cache import (
+        free_memory,
+        largest_stack,
+        size_cache,
+        weight_bytes,
+        with_num_pages,
+        workspace_bytes,
+    )
 
     dtype = dtype_of(config, placed.platform)
     cache_auto = page_type(dtype, placed.platform, has_bfloat16=multiplies_bfloat16())
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype)
-    groups = form_groups(model.layer_caches, max_model_len)
+    groups = form_groups(model.layer_caches, max_model_len, views=can_view(placed.platform, cache_dtype))
     form = CacheConfig(groups, (), config.page_size or PAGE_SIZE, cache_dtype, page_layout(placed.platform))
     if config.num_pages is not None:
-        return replace(form, num_blocks=(config.num_pages,))
+        return with_num_pages(form, config.num_pages, max_model_len)
     rows = num_rows(config)
     needed = max(weight_bytes(stage.shapes) + _lora_bytes(config, stage, dtype) for stage in placed.stages)
     needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size, most_drafts(config))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.cache_spec import LayerGroup, of_stage
+from orca_jax.cache_spec import LayerGroup, of_stage, pool_shape
 from orca_jax.config import CacheConfig, ModelConfig, PageDType, PageLayout
 from orca_jax.errors import ConfigError
 from orca_jax.exec import host
@@ -32,18 +32,27 @@ def page_bytes(model: ModelConfig, page_size: int, dtype: PageDType, layout: Pag
     return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(pages))
 
 
-def cache_spec(cache: CacheConfig) -> KVPages:
+type PagePools = tuple[KVPages, ...]
+"""The pages of each pool."""
+
+
+def cache_spec(cache: CacheConfig) -> PagePools:
     """Partition of the pages over the mesh: by heads."""
-    return pages_spec(cache.layout, MESH_AXES["kv_heads"], jnp.dtype(cache.dtype))
+    of_pool = pages_spec(cache.layout, MESH_AXES["kv_heads"], jnp.dtype(cache.dtype))
+    return (of_pool,) * len(cache.num_blocks)
 
 
-def cache_shape(model: ModelConfig, cache: CacheConfig) -> KVPages:
-    """Shapes of the pages of all layers; no memory is allocated. The groups are those of the layers of `model`."""
-    (pages_per_block,) = {group.pages_per_block for group in cache.groups}
-    num_pages = pages_per_block * cache.num_blocks[0]
-    return pages_shape(
-        cache.layout, num_pages, model.num_kv_heads, model.head_dim, cache.page_size, jnp.dtype(cache.dtype)
-    )
+def cache_shape(cache: CacheConfig) -> PagePools:
+    """Shapes of the pages of each pool; no memory is allocated. Pages have the largest shape of their pool."""
+    stored = [pool_shape(cache.groups, pool) for pool in range(len(cache.num_blocks))]
+    kinds = {(group.pool, group.shape): group for group in cache.groups}
+    return tuple(group_shape(cache, kinds[each]) for each in enumerate(stored))
+
+
+def group_shape(cache: CacheConfig, group: LayerGroup) -> KVPages:
+    """Shapes of the pages of a pool, as the layers of a group see them."""
+    num_pages = group.pages_per_block * cache.num_blocks[group.pool]
+    return pages_shape(cache.layout, num_pages, *group.shape, cache.page_size, jnp.dtype(cache.dtype))
 
 
 def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, free: int | None = None) -> int:
@@ -150,13 +159,25 @@ def size_cache(
     most = [
         num_rows * group.most_blocks(max_model_len, longest, page_size) if group.window else full for group in groups
     ]
-    middle = _by_pool(groups, [group.most_blocks(-(-max_model_len // 2), 1, page_size) for group in groups])
+    middle = _usual_blocks(form, max_model_len)
     request = max(stage_bytes(replace(least, num_blocks=middle), span) for span in spans)
     number = []
     for few, useful, share in zip(least.num_blocks, _by_pool(groups, most), middle, strict=True):
         fitting = few + (memory - needed) * share // request
         number.append(useful if fitting >= useful else max(_rounded(fitting), few))
     return replace(least, num_blocks=tuple(number))
+
+
+def with_num_pages(form: CacheConfig, num_pages: int, max_model_len: int) -> CacheConfig:
+    """The cache with this number of blocks in its first pool, and in the others as many as `size_cache` chooses."""
+    usual = _usual_blocks(form, max_model_len)
+    return replace(form, num_blocks=tuple(-(-num_pages * number // usual[0]) for number in usual))
+
+
+def _usual_blocks(form: CacheConfig, max_model_len: int) -> tuple[int, ...]:
+    """Blocks of each pool for a request of half of `max_model_len` that generates."""
+    length = -(-max_model_len // 2)
+    return _by_pool(form.groups, [group.most_blocks(length, 1, form.page_size) for group in form.groups])
 
 
 def _block_bytes(cache: CacheConfig, span: LayerSpan) -> list[int]:
@@ -183,15 +204,15 @@ def _rounded(number: int) -> int:
     return number // step * step
 
 
-def allocate_cache(model: ModelConfig, cache: CacheConfig, mesh: Mesh) -> KVPages:
+def allocate_cache(cache: CacheConfig, mesh: Mesh) -> PagePools:
     """Allocate the pages. Attention reads only written slots, so their values have no meaning."""
-    shapes = cache_shape(model, cache)
+    shapes = cache_shape(cache)
     sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
     if mesh.devices.flat[0].platform == "cpu":
-        untouched_pages: KVPages = jax.tree.map(untouched, shapes, sharding)
+        untouched_pages: PagePools = jax.tree.map(untouched, shapes, sharding)
         return untouched_pages
     create = jax.jit(lambda: jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), shapes), out_shardings=sharding)
-    pages: KVPages = create()
+    pages: PagePools = create()
     return pages
 
 

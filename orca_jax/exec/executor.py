@@ -306,7 +306,7 @@ class JaxExecutor:
             self._run_layers(bucket, probe(layout, self.config), True)
         if self.config.copies_blocks:
             for stage in self.stages:
-                stage.copy_blocks([BlockCopy(0, 0, 0)])
+                stage.copy_blocks([BlockCopy(group, 0, 0) for group in range(len(self.config.cache.groups))])
         if self.config.lora is not None:
             blank = zero_values(self._model, self.config.lora, self.config.dtype)
             self._write_adapter(0, blank)

@@ -6,6 +6,7 @@ Token-wise operations run on all tokens of the merged batch; attention alone is 
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -14,12 +15,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.cache_spec import LayerGroup
+from orca_jax.cache_spec import LayerGroup, pages_in_one, pool_shape
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import sampler_width
-from orca_jax.exec.cache import cache_shape, cache_spec
+from orca_jax.exec.cache import PagePools, cache_spec, group_shape
 from orca_jax.exec.pack import Batch, Layout
-from orca_jax.kernels.kv_pages import KVPages
+from orca_jax.kernels.kv_pages import KVPages, like, viewed
 from orca_jax.kernels.ragged_attention import (
     NO_WINDOW,
     BackendChoice,
@@ -40,7 +41,7 @@ Weights = Sequence[jax.Array]
 
 
 Forward = Callable[
-    [Weights, KVPages, jax.Array | None, jax.Array | None, jax.Array], tuple[KVPages, jax.Array | None, jax.Array]
+    [Weights, PagePools, jax.Array | None, jax.Array | None, jax.Array], tuple[PagePools, jax.Array | None, jax.Array]
 ]
 """Pages and history stay on the device between iterations, donated from one to the next."""
 
@@ -66,8 +67,8 @@ def make_forward(
     layers = make_layers(structure, model, config, mesh)
 
     def forward(
-        weights: Weights, pages: KVPages, history: jax.Array | None, inputs: jax.Array | None, vector: jax.Array
-    ) -> tuple[KVPages, jax.Array | None, Float[Array, "B E"]]:
+        weights: Weights, pages: PagePools, history: jax.Array | None, inputs: jax.Array | None, vector: jax.Array
+    ) -> tuple[PagePools, jax.Array | None, Float[Array, "B E"]]:
         batch = layout.unpack(vector)
         is_first = inputs is None or inputs.ndim == 1
         ids = first_ids(batch, inputs) if is_first and inputs is not None else batch.ids
@@ -87,8 +88,8 @@ def first_ids(batch: Batch, last_token: Int[Array, " R"]) -> Int[Array, " T"]:
 
 
 Layers = Callable[
-    [Weights, KVPages, jax.Array | None, Batch, jax.Array, jax.Array | None],
-    tuple[KVPages, jax.Array | None, jax.Array],
+    [Weights, PagePools, jax.Array | None, Batch, jax.Array, jax.Array | None],
+    tuple[PagePools, jax.Array | None, jax.Array],
 ]
 """The layers of a stage: `(weights, pages, history, batch, ids [T], inputs [T, E]) -> (pages, history, hidden)`.
 
@@ -107,12 +108,12 @@ def make_layers(
 
     def layers(
         weights: Weights,
-        pages: KVPages,
+        pages: PagePools,
         history: jax.Array | None,
         batch: Batch,
         ids: Int[Array, " T"],
         inputs: Float[Array, "T E"] | None,
-    ) -> tuple[KVPages, jax.Array | None, Float[Array, "K E"]]:
+    ) -> tuple[PagePools, jax.Array | None, Float[Array, "K E"]]:
         keep = None
         if history is not None:
             history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
@@ -130,18 +131,23 @@ def make_layers(
     return layers
 
 
-def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[KVPages]:
+def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[PagePools]:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
-    num_blocks, name = config.cache.num_blocks[0], config.attention_implementation
+    name, groups = config.attention_implementation, config.cache.groups
     scores = Scores(model.score_scale, soft_cap=model.attention_soft_cap)
     windows = [kind.window for kind in model.layer_kinds]
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
-    everywhere, by_head = PartitionSpec(), cache_spec(config.cache)
-    shapes = _on_one_device(batch.ids.shape[0], model, config, mesh)
-    of_layer = _prepared_by_layer(batch, config.cache.groups, lambda requests: prepare(device, *shapes, requests, name))
+    everywhere, spec = PartitionSpec(), cache_spec(config.cache)
+
+    def prepare_group(group: LayerGroup, requests: RowArrays) -> Any:
+        shapes = _on_one_device(batch.ids.shape[0], model, config, mesh, group)
+        return prepare(device, *shapes, requests, name)
+
+    of_layer = _prepared_by_layer(batch, groups, prepare_group)
 
     def on_shard(
+        group: LayerGroup,
         index: Int[Array, ""],
         scores: Scores,
         prepared: Any,
@@ -150,54 +156,76 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         v: Float[Array, "T K D"],
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        return write_and_attend(device, q, k, v, pages, prepared, index * num_blocks, scores, implementation=name)
+        num_blocks, parts = config.cache.num_blocks[group.pool], pages_in_one(group, groups)
+        if group.shape == pool_shape(groups, group.pool):
+            return write_and_attend(device, q, k, v, pages, prepared, index * num_blocks, scores, implementation=name)
+        first, own = index // parts * num_blocks * parts + index % parts, viewed(pages, *k.shape[1:])
+        out, own = write_and_attend(device, q, k, v, own, prepared, first, scores, implementation=name)
+        return out, like(own, pages)
 
-    split = jax.shard_map(
-        on_shard,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
-        out_specs=(HEADS_SPEC, by_head),
-        check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
-    )
+    @cache
+    def split(group: LayerGroup) -> Callable[..., tuple[Array, KVPages]]:
+        """Attention on all shards, for groups with the shape and the pool of this one."""
+        by_head = spec[group.pool]
+        return jax.shard_map(
+            partial(on_shard, group),
+            mesh=mesh,
+            in_specs=(everywhere, everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
+            out_specs=(HEADS_SPEC, by_head),
+            check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+        )
 
     def attend(
-        layer: int | Int[Array, ""], q: Array, k: Array, v: Array, pages: KVPages
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        layer: int | Int[Array, ""], q: Array, k: Array, v: Array, pages: PagePools
+    ) -> tuple[Float[Array, "T H D"], PagePools]:
         own = scores.with_window(window_of_layer(windows, layer))
-        index, prepared = of_layer(layer)
+        group, index, prepared = of_layer(layer)
         with jax.named_scope("attention"):
-            return split(index, own, prepared, q, k, v, pages)
+            out, new = split(group)(index, own, prepared, q, k, v, pages[group.pool])
+        if isinstance(layer, int) and len(groups) > 1 and device.platform == "cpu":
+            # XLA for CPUs copies the pages for each layer of one body, unless a layer ends before the next one writes.
+            out, new = jax.lax.optimization_barrier((out, new))
+        return out, (*pages[: group.pool], new, *pages[group.pool + 1 :])
 
     return attend
 
 
 def _prepared_by_layer(
-    batch: Batch, groups: Sequence[LayerGroup], prepare_group: Callable[[RowArrays], Any]
-) -> Callable[[int | Int[Array, ""]], tuple[Int[Array, ""], Any]]:
-    """Prepare the data of each group; returns a function to a layer's index in its group and the group's data.
+    batch: Batch, groups: Sequence[LayerGroup], prepare_group: Callable[[LayerGroup, RowArrays], Any]
+) -> Callable[[int | Int[Array, ""]], tuple[LayerGroup, Int[Array, ""], Any]]:
+    """Prepare the data of each group; returns a function to a layer's group, its index in it, and the group's data.
 
-    For a traced layer, the data of several groups are stacked, with page tables as wide as the widest one.
+    For a traced layer, the data of several groups are stacked, with page tables as wide as the widest one. Their pages
+    then have one shape and one pool, and the group is any of them.
     """
-    own = [prepare_group(requests) for requests in batch.requests]
+    requests = [
+        each if (parts := pages_in_one(group, groups)) == 1 else each._replace(page_table=each.page_table * parts)
+        for group, each in zip(groups, batch.requests, strict=True)
+    ]
+    own = [prepare_group(*each) for each in zip(groups, requests, strict=True)]
     if len(groups) == 1:
-        return lambda layer: (jnp.int32(layer), own[0])
+        return lambda layer: (groups[0], jnp.int32(layer), own[0])
     places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
     group_of, index_of = (jnp.asarray([places[layer][part] for layer in sorted(places)], jnp.int32) for part in (0, 1))
-    width = max(requests.page_table.shape[1] for requests in batch.requests)
+    is_uniform = len({(group.shape, group.pool) for group in groups}) == 1
+    width = max(each.page_table.shape[1] for each in requests)
     wide = [
-        requests._replace(page_table=jnp.pad(table, ((0, 0), (0, width - table.shape[1]))))
-        for requests in batch.requests
-        for table in [requests.page_table]
+        each._replace(page_table=jnp.pad(each.page_table, ((0, 0), (0, width - each.page_table.shape[1]))))
+        for each in requests
     ]
-    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *map(prepare_group, wide))
+    stacked = None
+    if is_uniform:
+        stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *map(prepare_group, groups, wide))
 
-    def of_layer(layer: int | Int[Array, ""]) -> tuple[Int[Array, ""], Any]:
+    def of_layer(layer: int | Int[Array, ""]) -> tuple[LayerGroup, Int[Array, ""], Any]:
         if isinstance(layer, int):
-            group, index = places[layer]
-            return jnp.int32(index), own[group]
-        number = group_of[layer]
-        prepared = jax.tree.map(lambda each: jax.lax.dynamic_index_in_dim(each, number, keepdims=False), stacked)
-        return index_of[layer], prepared
+            number, index = places[layer]
+            return groups[number], jnp.int32(index), own[number]
+        assert is_uniform, "layers with pages of several shapes must be unrolled"
+        prepared = jax.tree.map(
+            lambda each: jax.lax.dynamic_index_in_dim(each, group_of[layer], keepdims=False), stacked
+        )
+        return groups[0], index_of[layer], prepared
 
     return of_layer
 
@@ -222,20 +250,20 @@ def explain_attention(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) ->
         NotImplementedError: the configured implementation cannot do these shapes on this device.
     """
     device = mesh.devices.flat[0]
-    shapes = _on_one_device(config.buckets[-1], model, config, mesh)
+    shapes = _on_one_device(config.buckets[-1], model, config, mesh, config.cache.groups[0])
     return explain_choice(device, *shapes, config.attention_implementation)
 
 
 def _on_one_device(
-    num_tokens: int, model: ModelConfig, config: ExecutorConfig, mesh: Mesh
+    num_tokens: int, model: ModelConfig, config: ExecutorConfig, mesh: Mesh, group: LayerGroup
 ) -> tuple[jax.ShapeDtypeStruct, KVPages]:
-    """Shapes of queries and of the cache on each device of the mesh."""
+    """Shapes of a group's queries and pages on each device of the mesh."""
 
     def shard(x: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(x.shape), x.dtype)
 
-    q = jax.ShapeDtypeStruct((num_tokens, model.num_heads, model.head_dim), jnp.dtype(config.dtype))
-    pages: KVPages = jax.tree.map(shard, cache_shape(model, config.cache), cache_spec(config.cache))
+    q = jax.ShapeDtypeStruct((num_tokens, model.num_heads, group.shape.head_dim), jnp.dtype(config.dtype))
+    pages: KVPages = jax.tree.map(shard, group_shape(config.cache, group), cache_spec(config.cache)[group.pool])
     return shard(q, HEADS_SPEC), pages
 
 

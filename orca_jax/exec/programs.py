@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from orca_jax.cache_spec import of_stage
+from orca_jax.cache_spec import LayerGroup, of_stage
 from orca_jax.config import ExecutorConfig
 from orca_jax.exec.buckets import sampler_width, sampler_widths
-from orca_jax.exec.cache import allocate_cache, allocate_zeros, cache_shape, cache_spec
+from orca_jax.exec.cache import PagePools, allocate_cache, allocate_zeros, cache_shape, cache_spec
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.pack import Layout
@@ -36,14 +36,14 @@ from orca_jax.startup import StartTimes
 
 ProgramName = tuple[str, int]
 """("layers", bucket), ("adapted", bucket), ("full", width),
-(a kind of plain samplers, width), ("write_slot", 0), or ("copy_blocks", copies of a run). "adapted" are the layers for
+(a kind of plain samplers, width), ("write_slot", 0), or ("copy_blocks", pool). "adapted" are the layers for
 launches with adapters."""
 
 
 class DeviceState(NamedTuple):
     """Arrays staying on the device between iterations, donated from program to program."""
 
-    pages: KVPages  # of the layers of a stage
+    pages: PagePools  # of the layers of a stage
     history: jax.Array | None  # [R, L] ids of each row's context by position, for penalties; only of the last stage
     last_token: jax.Array | None  # [R]; only of the last stage
 
@@ -117,9 +117,13 @@ class Programs:
         return (self.full_widths or self.widths)[-1]
 
     @property
-    def num_copies(self) -> int:
-        """Blocks copied by one run of the program for copies: a row has a copy in each group of layers at most."""
-        return len(self._config.cache.groups)
+    def groups(self) -> Sequence[LayerGroup]:
+        """The groups of layers, as the stage has them."""
+        return self._config.cache.groups
+
+    def num_copies(self, pool: int) -> int:
+        """Blocks copied by a run of the program of a pool: a row has a copy in each group of layers at most."""
+        return sum(group.pool == pool for group in self.groups)
 
     @property
     def num_programs(self) -> int:
@@ -159,14 +163,14 @@ class Programs:
         if self._stacks:
             lower["write_slot", 0] = self._lower_write
         if config.copies_blocks:
-            lower["copy_blocks", self.num_copies] = partial(self._lower_copy, state)
+            lower |= {("copy_blocks", pool): partial(self._lower_copy, pool, state) for pool in range(len(state.pages))}
         return lower
 
     def _state(self) -> DeviceState:
         """The shapes of the state."""
         config = self._config
-        shape, spec = cache_shape(self._model, config.cache), cache_spec(config.cache)
-        pages: KVPages = jax.tree.map(lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec)
+        shape, spec = cache_shape(config.cache), cache_spec(config.cache)
+        pages: PagePools = jax.tree.map(lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec)
         if not self.is_last:
             return DeviceState(pages, None, None)
         sizes = (config.num_rows, config.max_model_len), (config.num_rows,)
@@ -175,7 +179,7 @@ class Programs:
 
     def allocate_state(self) -> DeviceState:
         """The state before the first launch, without waiting for the devices."""
-        pages = allocate_cache(self._model, self._config.cache, self._mesh)
+        pages = allocate_cache(self._config.cache, self._mesh)
         others = self._state()[1:]
         return DeviceState(pages, *(allocate_zeros(others, self._mesh) if self.is_last else others))
 
@@ -222,14 +226,14 @@ class Programs:
         values = value_specs(self._model, config.lora, config.dtype, self._mesh)
         return program.lower(self._stacks, self._abstract((1,)), values)
 
-    def _lower_copy(self, state: DeviceState) -> jax.stages.Lowered:
-        copy = partial(copy_blocks, num_blocks=self._config.cache.num_blocks[0])
+    def _lower_copy(self, pool: int, state: DeviceState) -> jax.stages.Lowered:
+        num_blocks, pages = self._config.cache.num_blocks[pool], state.pages[pool]
 
         def copied(pages: KVPages, blocks: jax.Array) -> KVPages:
-            return copy(pages, blocks)
+            return copy_blocks(pages, blocks, num_blocks)
 
-        program = jax.jit(self._named(copied), donate_argnums=0, out_shardings=self._sharding_of(state.pages))
-        return program.lower(state.pages, self._abstract((self.num_copies, 2)))
+        program = jax.jit(self._named(copied), donate_argnums=0, out_shardings=self._sharding_of(pages))
+        return program.lower(pages, self._abstract((self.num_copies(pool), 2)))
 
     def _lower_forward(
         self, layout: Layout, weights: Sequence[jax.ShapeDtypeStruct], state: DeviceState
@@ -263,8 +267,8 @@ class Programs:
         function.__name__ += self._suffix
         return function
 
-    def _sharding_of(self, pages: KVPages) -> KVPages:
-        shardings: KVPages = jax.tree.map(lambda pool: pool.sharding, pages)
+    def _sharding_of[T](self, pages: T) -> T:
+        shardings: T = jax.tree.map(lambda pool: pool.sharding, pages)
         return shardings
 
     def _abstract(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:

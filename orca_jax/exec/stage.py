@@ -171,12 +171,15 @@ class Stage:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Start to copy blocks of the cache, after the launches submitted so far. No target is a source."""
-        width = self.shapes.num_copies
-        for first in range(0, len(copies), width):
-            pairs = [(copy.source, copy.target) for copy in copies[first : first + width]]
-            pairs += pairs[-1:] * (width - len(pairs))  # the same copy again changes nothing
-            pages = self.programs["copy_blocks", width](self.state.pages, np.array(pairs, np.int32))
-            self.state = self.state._replace(pages=pages)
+        pages = list(self.state.pages)
+        for pool in range(len(pages)):
+            pairs = [(each.source, each.target) for each in copies if self.shapes.groups[each.group].pool == pool]
+            width = self.shapes.num_copies(pool)
+            for first in range(0, len(pairs), width):
+                part = pairs[first : first + width]
+                part += part[-1:] * (width - len(part))  # the same copy again changes nothing
+                pages[pool] = self.programs["copy_blocks", pool](pages[pool], np.array(part, np.int32))
+        self.state = self.state._replace(pages=tuple(pages))
 
     def put_weight(self, index: int, value: jax.Array) -> None:
         """Replace parameter `index` of the flat weights, and free the old one. No program may be running."""

@@ -254,6 +254,24 @@ def page_tokens(
     return jnp.moveaxis(k, 3, 1).reshape(-1, *heads), jnp.moveaxis(v, 3, 1).reshape(-1, *heads)
 
 
+def viewed(pages: KVPages, num_kv_heads: int, head_dim: int) -> KVPages:
+    """The same memory as pages of other heads, smaller ones or larger ones; without scales, and on no TPU.
+
+    XLA for CPUs would copy the pages without the barrier, which keeps the view out of fused loops.
+    """
+    assert not pages.is_quantised, "scales belong to heads"
+    if isinstance(pages, PackedPages):
+        return lax.optimization_barrier(PackedPages(pages.kv.reshape(-1, pages.page_size, num_kv_heads * 2 * head_dim)))
+    shape = -1, num_kv_heads, head_dim, pages.page_size
+    return lax.optimization_barrier(HeadMajorPages(pages.k.reshape(shape), pages.v.reshape(shape)))
+
+
+def like(view: KVPages, pages: KVPages) -> KVPages:
+    """The memory of a view in the shape of `pages` again."""
+    whole: KVPages = jax.tree.map(lambda new, old: lax.optimization_barrier(new).reshape(old.shape), view, pages)
+    return whole
+
+
 def copy_blocks(pages: KVPages, blocks: Int[Array, "C 2"], num_blocks: int) -> KVPages:
     """The pages with some blocks of a pool copied, one after the other; written in place if the pages are donated.
 

@@ -99,7 +99,7 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
     model = read_model_config(job["model"])
     model = replace(model, quantization=job["quantization"] or model.quantization)
     tokens = largest_launch(EngineConfig(max_num_seqs=job["max_num_seqs"]), "tpu")
-    groups = form_groups(on_shards(model, job["tensor"]).layer_caches, job["max_model_len"])
+    groups = form_groups(on_shards(model, job["tensor"]).layer_caches, job["max_model_len"], views=False)
     cache = CacheConfig(groups, tuple(job["num_blocks"]), PAGE_SIZE, job["kv_cache_dtype"], "packed")
     config = ExecutorConfig(
         dtype=job["dtype"],

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 from orca_jax.assembly.budget import largest_launch
-from orca_jax.assembly.resolve import PAGE_SIZE, longest_member, page_layout
+from orca_jax.assembly.resolve import PAGE_SIZE, can_view, longest_member, page_layout
 from orca_jax.cache_spec import form_groups
 from orca_jax.config import CacheConfig, DType, EngineConfig, ModelConfig, PageDType, Quantization
 from orca_jax.errors import ConfigError
@@ -153,7 +153,7 @@ def _fit(
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
     # As in assembly/resolve.py.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
-    groups = form_groups(model.layer_caches, length)
+    groups = form_groups(model.layer_caches, length, views=can_view(kind.platform, demand.kv_cache_dtype))
     form = CacheConfig(groups, (), PAGE_SIZE, demand.kv_cache_dtype, page_layout(kind.platform))
     sizes = {"num_rows": num_rows, "max_model_len": length, "longest": longest_member(config, largest, length)}
     try:

@@ -210,7 +210,7 @@ def compile_step(
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
     pages = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        cache_shape(model, cache),
+        cache_shape(cache),
         shardings,
     )
 

@@ -106,7 +106,7 @@ def placed_on_gpu(model: ModelConfig, *, is_random: bool) -> Any:
 
 def allocate_pages(memory: BestFit, model: ModelConfig, config: CacheConfig, workspace: int) -> None:
     """The pages as one array, and then the memory of programs."""
-    (pages,) = jax.tree.leaves(cache_shape(model, config))
+    (pages,) = jax.tree.leaves(cache_shape(config))
     for size in (math.prod(pages.shape) * pages.dtype.itemsize, workspace):
         memory.allocate(size)
 

@@ -43,7 +43,7 @@ def test_every_form_of_the_layers_is_the_same_model(name: str, form: str) -> Non
     length = jnp.array([tokens], jnp.int32)
     requests = RowArrays(jnp.arange(NUM_PAGES, dtype=jnp.int32)[None, ::-1], row[:1], length, length)
     batch = Batch(ids, row > 0, row, jnp.arange(tokens, dtype=jnp.int32), (requests,), row[:0])
-    _, _, hidden = layers(weights, allocate_cache(model, cache, mesh), None, batch, ids, None)
+    _, _, hidden = layers(weights, allocate_cache(cache, mesh), None, batch, ids, None)
     ours = np.asarray(decoder.unembed(hidden))[:, : model.vocab_size]
     assert np.abs(ours - logits).max() <= 2e-5 * np.abs(logits).max()
 
