@@ -161,11 +161,13 @@ class _ChunkBlock:
         query, number, position, first, context = (self.fields[i, tile] for i in range(1, 6))
         num_blocks = lax.div(position + number - first + (shape.block - 1), shape.block)
         own_first = position + mine * ROWS
+        window = shape.scores.sliding_window
+        seen = None if window is None else position + 1 - window, context
         self.arrange_queries()
 
         def block(i: jax.Array, state: HopperSoftmax, *, is_masked: bool) -> HopperSoftmax:
             slot, token = lax.rem(step + i, shape.stages), first + i * shape.block
-            return self.multiply(slot, token, position, context if is_masked else None, state)
+            return self.multiply(slot, token, own_first, seen if is_masked else None, state)
 
         # Blocks that end before the first query need no mask if all of their slots are written.
         known = jnp.minimum(own_first + 1, context)
@@ -197,30 +199,39 @@ class _ChunkBlock:
         plgpu.barrier_arrive(self.pipeline.q_free)
 
     def multiply(
-        self, slot: jax.Array, token: jax.Array, position: jax.Array, context: jax.Array | None, state: HopperSoftmax
+        self,
+        slot: jax.Array,
+        token: jax.Array,
+        own_first: jax.Array,
+        seen: tuple[jax.Array | None, jax.Array] | None,
+        state: HopperSoftmax,
     ) -> HopperSoftmax:
-        """Process the block from `token` on, for a tile from `position` on. It is masked if `context` is given."""
+        """Process the block from `token` on, for queries from `own_first` on.
+
+        It is masked if `seen` is given: the first token that a query of the tile sees, None for all, and the context.
+        """
         shape, pipeline, mine = self.shape, self.pipeline, lax.axis_index("warpgroup")
         v = pipeline.v.at[slot]
         plgpu.barrier_wait(pipeline.k_ready.at[slot])
         scores = scores_of(shape, self.q_smem.at[pl.ds(mine * ROWS, ROWS)], pipeline.k.at[slot])
         self.take_turns()
         plgpu.barrier_arrive(pipeline.k_free.at[slot])
-        if context is not None:
-            ahead = (position + mine * ROWS - token) + iota(shape, 0) - iota(shape, 1)  # of the key
+        if seen is not None:
+            ahead = (own_first - token) + iota(shape, 0) - iota(shape, 1)  # of the key
             visible = ahead >= 0
             if shape.scores.sliding_window is not None:
                 visible = visible & (ahead < shape.scores.sliding_window)
             scores = jnp.where(visible, scores, MASKED)
         state, weights = add_weights(state, scores)
         plgpu.barrier_wait(pipeline.v_ready.at[slot])
-        if context is not None:
+        if seen is not None:
+            begin, context = seen
             # The first consumer is a turn ahead of the second, so the second finds the zeros in place.
-            is_partial, begin = token + shape.block > context, None
-            if (window := shape.scores.sliding_window) is not None:
-                begin = position + 1 - window - token
-                is_partial = is_partial | (begin > 0)
-            pl.when((mine == 0) & is_partial)(lambda: silence(shape, v, begin, context - token))
+            is_mine = (mine == 0) & (token + shape.block > context)
+            if begin is not None:
+                is_mine = is_mine | ((mine == 0) & (token < begin))
+            passed = None if begin is None else begin - token
+            pl.when(is_mine)(lambda: silence(shape, v, passed, context - token))
         self.take_turns()
         state = add_values(shape, state, weights, v)
         plgpu.barrier_arrive(pipeline.v_free.at[slot])
