@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from orca_jax.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup
 from orca_jax.errors import ConfigError
-from orca_jax.sched.blocks import BlockCount, BlockName, BlockPool, by_pool, check_covered, count_of
+from orca_jax.sched.blocks import BlockCount, BlockPool, by_pool, check_covered, count_of
 from orca_jax.sched.prefix import NO_HIT, Hit, Page, PrefixCache
 
 _NO_BLOCKS: tuple[Sequence[int], ...] = ()
@@ -78,7 +78,7 @@ class KVManager:
         self.no_blocks = count_of([0] * len(num_blocks))
         self.reserved_slots = self.no_blocks  # [n_rsrv]
         self._free_rows = list(reversed(range(num_rows)))
-        self._pools = [BlockPool(number, self._taken) for number in num_blocks]
+        self._pools = [BlockPool(number, lambda name: self.prefixes.taken(name)) for number in num_blocks]
         self._pool_of = [self._pools[group.pool] for group in groups]
         self.prefixes = PrefixCache(self._pool_of, groups, page_size)
         self._held = [False] * num_rows
@@ -86,6 +86,7 @@ class KVManager:
         self._num_pages = [0] * num_rows  # entries of a row's list in each group
         self._blocks_of_row: list[tuple[list[int], ...]] = [self._no_lists() for _ in range(num_rows)]
         self._first = [[0] * len(groups) for _ in range(num_rows)]  # entries before these were left
+        self._leaves_at = [self._next_leave([0] * len(groups))] * num_rows  # by the start of a plan
         # What the demand of all running requests may reach: slots with reservations, else blocks.
         self.capacity = count_of(num_blocks) if n_slots is None else n_slots * self._of_page
 
@@ -194,6 +195,8 @@ class KVManager:
 
     def behind(self, row: int, start: int) -> BlockCount:
         """Blocks that are free after `leave` with these arguments."""
+        if start < self._leaves_at[row]:
+            return self.no_blocks  # nearly always
         counts = [0] * len(self._pools)
         for group, layers in self._windows:
             old, first = self._first[row][group], self._first_page(layers, row, start)
@@ -208,12 +211,13 @@ class KVManager:
 
     def to_come(self, row: int | None, start: int, num_tokens: int) -> BlockCount:
         """Blocks that a row allocates at most, beside those it holds, until it has computed up to `num_tokens`."""
-        assert row is not None, "a waiting request holds no blocks"
+        assert row is not None, "no row"
+        pages = -(-num_tokens // self.page_size) - self._num_pages[row]
+        if pages <= 0:
+            return self.no_blocks
         if not self._windows:
-            pages = -(-num_tokens // self.page_size) - self._num_pages[row]
-            return pages * self._of_page if pages > 0 else self.no_blocks
-        num_pages, first = self._num_pages[row], self._first[row]
-        return self._beside([num_pages - each for each in first], start, num_tokens)
+            return pages * self._of_page
+        return self._beside([self._num_pages[row] - each for each in self._first[row]], start, num_tokens)
 
     def needed(self, hit: Hit, num_tokens: int) -> BlockCount:
         """Free blocks that a new row with this hit takes until it has computed up to `num_tokens`.
@@ -244,9 +248,9 @@ class KVManager:
         self._num_pages[row] = num_old + lacking
         return new
 
-    def num_left(self, start: int) -> int:
-        """Leading pages of which at least one group needs nothing from position `start` on."""
-        return max([group.first_needed(start) for _, group in self._windows]) // self.page_size
+    def leaves(self, row: int | None, start: int) -> bool:
+        """True if `leave` with these arguments gives back a block."""
+        return row is not None and start >= self._leaves_at[row]
 
     def leave(self, row: int, start: int) -> None:
         """Give back the blocks that no token from position `start` on reads."""
@@ -257,6 +261,7 @@ class KVManager:
                 self._pool_of[group].give_back(blocks[old:first], is_behind=True)
                 blocks[old:first] = [NO_BLOCK] * (first - old)
                 self._first[row][group] = first
+        self._leaves_at[row] = self._next_leave(self._first[row])
 
     def free(self, row: int) -> None:
         """Free all blocks of a row; those in the prefix cache can still be found."""
@@ -266,6 +271,7 @@ class KVManager:
         self._num_pages[row] = 0
         if self._windows:
             self._first[row] = [0] * len(self.groups)
+            self._leaves_at[row] = self._next_leave(self._first[row])
 
     def releasable(self, row: int | None) -> BlockCount:
         """Blocks held by this row alone; `free` makes them available."""
@@ -286,6 +292,7 @@ class KVManager:
             self._blocks_of_row[row][group].extend(blocks)
             self._first[row][group] = first
         self._num_pages[row] = len(hit.blocks[0])
+        self._leaves_at[row] = self._next_leave(self._first[row])
 
     def drop(self, sources: Sequence[int]) -> None:
         """Release the sources of a hit, when the plan with their copies is made."""
@@ -330,8 +337,8 @@ class KVManager:
             for pool, each in enumerate(own):
                 assert len(set(each)) == len(each), f"row {row} holds a block twice: {each}"
                 held[pool] += each
-        for blocks_of_pool, number in zip(held, self._pools, strict=True):
-            number.check_integrity(blocks_of_pool)
+        for pool, each in enumerate(held):
+            self._pools[pool].check_integrity(each)
         self.prefixes.check_integrity()
         total = sum([self.slots_of(row) for row in range(self.num_rows)], self.no_blocks)
         assert self.reserved_slots == total, f"reserved_slots is {self.reserved_slots}, the rows' sum is {total}"
@@ -341,9 +348,6 @@ class KVManager:
 
     def _no_lists(self) -> tuple[list[int], ...]:
         return tuple([[] for _ in self.groups])
-
-    def _taken(self, name: BlockName) -> None:
-        self.prefixes.taken(name)
 
     def _sum(self, numbers: Sequence[int]) -> BlockCount:
         """The sum over the groups of each pool."""
@@ -372,13 +376,17 @@ class KVManager:
 
     def _beside(self, held: Sequence[int], start: int, num_tokens: int) -> BlockCount:
         """Blocks of a row at its peak, from position `start` to `num_tokens`, beside those held in each group."""
-        longest, size = self._longest or num_tokens, self.page_size
-        most = []
+        longest, size, most = self._longest or num_tokens, self.page_size, []
         for group, number in zip(self.groups, held, strict=True):
             pages = -(-num_tokens // size) - group.first_needed(start) // size
             peak = pages if group.window is None else min(pages, group.most_blocks(num_tokens, longest, size))
             most.append(max(0, peak - number))
         return self._sum(most)
+
+    def _next_leave(self, first: Sequence[int]) -> int:
+        """The smallest start with which a row leaves a block, with these first entries of its groups."""
+        ends = [(first[index] + 1) * self.page_size + (group.window or 1) - 1 for index, group in self._windows]
+        return min(ends, default=0)
 
     def _first_page(self, group: LayerGroup, row: int, start: int) -> int:
         """The first entry of a row that a token from position `start` on reads."""

@@ -25,7 +25,9 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
     if pool.kv.has_windows:
         for request, num_tokens, _, _ in choices:
             repeated = 0 if request.finish_reason is None else num_tokens
-            _leave(request, request.num_computed - repeated, pool)
+            start = request.num_computed - repeated
+            if pool.kv.leaves(request.row, start):
+                _leave(request, start, pool)
     new_ids = {choice.request.request_id for choice in newcomers}
     members = []
     copies: list[BlockCopy] = []
@@ -50,8 +52,8 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
 def _leave(request: Request, start: int, pool: RequestPool) -> None:
     """Give back the blocks that no token of a request from position `start` on reads."""
     assert request.row is not None, f"{request.request_id} was not admitted"
-    if pool.reuse is not None:
-        pool.reuse.leave(request, request.row, start)
+    if pool.reuse is not None and not request.is_suspect:
+        pool.reuse.remember(request, request.row)  # before blocks of a page leave
     pool.kv.leave(request.row, start)
 
 

@@ -64,11 +64,6 @@ class PrefixReuse:
         if request.num_computed < num_prompt - 1:
             self._computing.setdefault(digest, request)
 
-    def leave(self, request: Request, row: int, start: int) -> None:
-        """Add pages before blocks of them leave the row, since no token from position `start` on reads them."""
-        if not request.is_suspect and self._kv.num_left(start) > request.num_remembered:
-            self.remember(request, row)
-
     def end(self, request: Request, row: int) -> None:
         """Add the last page of a request that leaves its row."""
         self._is_computed(request)
