@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from orca_jax.config import PageLayout
-from orca_jax.kernels.kv_pages import KVPages
-from orca_jax.kernels.ragged_attention import RowArrays, prepare, write_and_attend
+from orca_jax.kernels.kv_pages import KVPages, PackedPages
+from orca_jax.kernels.ragged_attention import RowArrays, prepare, ragged_attention, write_and_attend
 from orca_jax.kernels.ragged_attention.cases import Case, make_arrays
+from orca_jax.kernels.ragged_attention.tpu.attention import attend_prepared
 from tests.kernels.native.machine import needs_library
 
 CASE = Case("groups", ((1, 20), (1, 33), (7, 30)), 2, 1, 64, 16, padding_tokens=2, padding_rows=1, sliding_window=19)
@@ -54,6 +55,25 @@ def test_a_traced_group_selects_what_was_prepared(name: str) -> None:
         direct, _ = jax.jit(layer)(plan, jnp.int32(0), CASE.scores)
         np.testing.assert_allclose(found[:used], direct[:used], rtol=1e-6, atol=1e-6)
     assert not np.allclose(*(x[:used] for x in scan(stacked(plans)))), "the groups differ"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_compiles")
+def test_a_traced_group_selects_a_plan_for_tpus() -> None:
+    q, pages, tables = two_tables("packed")
+    assert isinstance(pages, PackedPages)
+    plans = [prepare(jax.devices()[0], jax.ShapeDtypeStruct(q.shape, q.dtype), pages, each, "tpu") for each in tables]
+    used = int(tables[0].query_len.sum())
+
+    @jax.jit
+    def attend(plans: Any, group: jax.Array) -> jax.Array:
+        plan = jax.tree.map(lambda leaf: leaf[group], plans).of_layer(jnp.int32(0))
+        return attend_prepared(q, pages, plan, CASE.scores, interpret=True)
+
+    for group, requests in enumerate(tables):
+        wanted = ragged_attention(q, pages, requests, CASE.scores, implementation="reference")
+        found = attend(stacked(plans), jnp.int32(group))
+        np.testing.assert_allclose(found[:used], wanted[:used], rtol=1e-5, atol=CASE.tolerance)
 
 
 @pytest.mark.parametrize("name", [*ON_CPUS, *ELSEWHERE])
