@@ -55,7 +55,8 @@ class RowTable:
             for group, blocks in enumerate(member.new_blocks):
                 first = member.num_old_blocks
                 entries = self.blocks[group, member.row, first : first + len(blocks)]
-                np.maximum(blocks, 0, out=entries)  # NO_BLOCK is no index
+                entries[:] = blocks
+                np.maximum(entries, 0, out=entries)  # NO_BLOCK is not an index
             if member.sampling is not None:
                 self._set_sampling(member.row, member.sampling)
 

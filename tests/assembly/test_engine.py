@@ -71,7 +71,7 @@ def test_auto_on_a_cpu(program_cache: str) -> None:
     summary = built.summary
     assert (summary.device, summary.num_devices) == ("cpu", resolved.tensor_parallel_size)
     assert (summary.dtype, summary.kv_cache_dtype, summary.attention) == ("float32", "float32", summary.products)
-    assert (summary.token_budget, summary.kv_tokens, summary.max_model_len) == (4, kv.capacity, 48)
+    assert (summary.token_budget, summary.kv_tokens, summary.max_model_len) == (4, kv.longest_request, 48)
     assert summary.kv_requests >= 4
     built.close()
 

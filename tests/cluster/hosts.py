@@ -30,7 +30,7 @@ class Faulty(ToyExecutor):
         return super().submit(plan)
 
 cluster.toy_executor = lambda job: Faulty(
-    job.vocab_size, job.num_pages, job.page_size, job.num_rows, latency=job.latency, check_pages=False
+    job.vocab_size, (job.num_pages,), job.page_size, job.num_rows, latency=job.latency, check_pages=False
 )
 from orca_jax.serve.__main__ import main
 sys.exit(main())

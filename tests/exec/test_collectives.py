@@ -68,7 +68,7 @@ def compiled(model: ModelConfig, devices: int, form: Form, name: ProgramName) ->
     decoder = nnx.merge(*abstract_decoder(model, "float32", mesh))
     if form != "scanned":
         decoder.unstack(switched=form == "switched")
-    cache = CacheConfig(one_group(model.layer_caches), (100,), 8, "float32")
+    cache = CacheConfig(one_group(decoder.config.layer_caches), (100,), 8, "float32")
     config = ExecutorConfig("float32", devices, (TOKENS,), ROWS, 64, cache, None, None)
     programs = Programs(decoder, config, mesh)
     return collectives(programs.lowerings()[name]().compile())

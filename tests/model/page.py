@@ -33,8 +33,9 @@ the family, a key of `config.json` that could change the results and is not impl
 code of their own in `auto_map`. It is never run: remove the key if transformers has the class.
 
 Tensor parallelism, pipeline stages, schedulers and prefix caching do not depend on the family. Sliding windows may be
-those of all layers or of some, as in Gemma and in Qwen with `max_window_layers` or `layer_types`. Tokens outside a
-window are masked, not forgotten: the KV cache still holds all tokens of a request in all layers.
+those of all layers or of some, as in Gemma and in Qwen with `max_window_layers` or `layer_types`. The KV
+cache gives the blocks before a window back while a request runs ([operations.md](operations.md), The start). Only a
+draft model masks the tokens outside of its windows and keeps them.
 
 ## Experts
 

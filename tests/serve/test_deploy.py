@@ -157,7 +157,7 @@ def test_metrics_table() -> None:
 def test_limits_table() -> None:
     config = ServerConfig()
     limits = {row[0].strip("`"): row[1] for row in rows("--")}
-    assert len(limits) == 12
+    assert len(limits) == 13
     for flag, default in limits.items():
         value = getattr(config, flag.removeprefix("--").replace("-", "_"))
         assert default == ("none" if value is None else str(value)), flag
