@@ -227,5 +227,5 @@ def compile_step(
     )
     with jax.set_mesh(mesh):
         lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
-    shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
+    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
     return compile_and_read(lowered, shard.kv.shape, ptxas, options), _bytes(shard)

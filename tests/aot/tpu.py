@@ -186,7 +186,7 @@ def compile_step(
     )
     lowered = forward.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
     kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages)) // chips
-    shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
+    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
     program = compile_one(lowered, compiler_options("tpu", mesh.devices.flat[0].device_kind))
     # Only stacked matrices: vectors and the table of positions have the sizes of activations.
     return read(program, shard, [weight for weight in weights if len(weight.shape) == 3]), kv_bytes
