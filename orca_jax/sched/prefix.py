@@ -103,7 +103,7 @@ class PrefixCache:
         self._following: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
 
     def remember(self, blocks: Sequence[int], page: Page) -> Sequence[int]:
-        """BlockName the blocks of a page, one for each group; the first block with a content counts.
+        """Name the blocks of a page, one for each group; the first block with a content counts.
 
         A block whose earlier name was that of the beginning of this page gets the new one.
 
