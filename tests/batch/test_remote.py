@@ -70,10 +70,12 @@ def prompts(*texts: str) -> list[bytes]:
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what no two answers have in common."""
+    """Without what no two answers have in common, and without hits, which depend on the order of the answers."""
     row["response"]["request_id"] = None
+    body = row["response"]["body"]
     for name in ("id", "created"):
-        row["response"]["body"].pop(name, None)
+        body.pop(name, None)
+    body.get("usage", {}).pop("prompt_tokens_details", None)
     return row
 
 
