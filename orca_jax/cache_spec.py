@@ -7,7 +7,7 @@ divided between groups while serving, not at start. A block may have a few pages
 are padding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 NO_BLOCK = -1
@@ -100,6 +100,14 @@ def pool_shape(groups: Sequence[LayerGroup], pool: int) -> PageShape:
     return max((group.shape for group in groups if group.pool == pool), key=_by_size)
 
 
+def sums_by_pool(groups: Sequence[LayerGroup], numbers: Iterable[int]) -> tuple[int, ...]:
+    """The sums of the groups' numbers in each pool."""
+    sums = [0] * (max(group.pool for group in groups) + 1)
+    for group, number in zip(groups, numbers, strict=True):
+        sums[group.pool] += number
+    return tuple(sums)
+
+
 def pages_in_one(group: LayerGroup, groups: Sequence[LayerGroup]) -> int:
     """The pages of a group that have the bytes of one stored page."""
     return pool_shape(groups, group.pool).size // group.shape.size
@@ -113,10 +121,10 @@ def form_groups(layers: Sequence[LayerCache], max_model_len: int, *, views: bool
     """Form the groups of a model: groups with all tokens first, then those with windows.
 
     Layers of the same kind are dealt to its groups in turns, so that each part of a pipeline has its share of every
-    group. There are as few groups as `MOST_PADDING` allows. Layers that keep all tokens have no padding if that at most
-    doubles the number of groups, since theirs grows with the context. A window of `max_model_len` tokens or more is
-    none. Layers of another shape have blocks of the same bytes where these hold whole pages, and else a pool of their
-    own. Without `views` each shape has a pool of its own.
+    group. There are as few groups as `MOST_PADDING` allows. Padding of layers that keep all tokens grows with the
+    context, so they have none if that at most doubles the number of groups. A window of `max_model_len` tokens or more
+    is none. Layers of another shape have blocks of the same bytes where these hold whole pages, and else a pool of
+    their own. Without `views` each shape has a pool of its own.
 
     Args:
         layers: of the whole model.

@@ -79,7 +79,7 @@ class Built:
     timeline_header: TimelineHeader  # the first line of a timeline of this engine
     summary: EngineSummary  # resolved settings, and the start
     executor_config: ExecutorConfig | None = None  # None for the toy
-    prepare_update: PrepareUpdate = refuse_toy  # see `build.weights`
+    prepare_update: PrepareUpdate = refuse_toy  # see `assembly.weights`
     directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
     read_adapter: AdapterReader | None = None  # None: the engine has no adapters
     proposer: ModelProposer | None = None  # with a draft model

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.cache_spec import LayerGroup, of_stage, pool_shape
+from orca_jax.cache_spec import LayerGroup, of_stage, pool_shape, sums_by_pool
 from orca_jax.config import CacheConfig, ModelConfig, PageDType, PageLayout
 from orca_jax.errors import ConfigError
 from orca_jax.exec import host
@@ -111,7 +111,7 @@ def fewest_blocks(
         longest: most tokens of a request in one iteration.
     """
     needed = [group.most_blocks(max_model_len, longest, page_size) + num_rows for group in groups]
-    return _by_pool(groups, needed)
+    return sums_by_pool(groups, needed)
 
 
 def stage_bytes(cache: CacheConfig, span: LayerSpan) -> int:
@@ -162,7 +162,7 @@ def size_cache(
     middle = _usual_blocks(form, max_model_len)
     request = max(stage_bytes(replace(least, num_blocks=middle), span) for span in spans)
     number = []
-    for few, useful, share in zip(least.num_blocks, _by_pool(groups, most), middle, strict=True):
+    for few, useful, share in zip(least.num_blocks, sums_by_pool(groups, most), middle, strict=True):
         fitting = few + (memory - needed) * share // request
         number.append(useful if fitting >= useful else max(_rounded(fitting), few))
     return replace(least, num_blocks=tuple(number))
@@ -177,7 +177,7 @@ def with_num_pages(form: CacheConfig, num_pages: int, max_model_len: int) -> Cac
 def _usual_blocks(form: CacheConfig, max_model_len: int) -> tuple[int, ...]:
     """Blocks of each pool for a request of half of `max_model_len` that generates."""
     length = -(-max_model_len // 2)
-    return _by_pool(form.groups, [group.most_blocks(length, 1, form.page_size) for group in form.groups])
+    return sums_by_pool(form.groups, [group.most_blocks(length, 1, form.page_size) for group in form.groups])
 
 
 def _block_bytes(cache: CacheConfig, span: LayerSpan) -> list[int]:
@@ -188,14 +188,6 @@ def _block_bytes(cache: CacheConfig, span: LayerSpan) -> list[int]:
         size = sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(page))
         sizes[group.pool] = max(sizes[group.pool], size)
     return sizes
-
-
-def _by_pool(groups: Sequence[LayerGroup], numbers: Sequence[int]) -> tuple[int, ...]:
-    """The sums of the groups' numbers in each pool."""
-    sums = [0] * (max(group.pool for group in groups) + 1)
-    for group, number in zip(groups, numbers, strict=True):
-        sums[group.pool] += number
-    return tuple(sums)
 
 
 def _rounded(number: int) -> int:

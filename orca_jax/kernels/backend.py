@@ -6,7 +6,7 @@ module may have `refusal_of_device(device)`, which does the same for a device. A
 program on a CPU does not wait for the import of Pallas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -70,6 +70,13 @@ def refusals(backends: Sequence[Backend], device: jax.Device, *shapes: Any) -> l
             bound = f"{least}" if least == greatest else f"{least} to {greatest}" if greatest else f"{least} or more"
             reasons.append(f"{backend.name!r} is for GPUs of compute capability {bound}")
     return reasons
+
+
+def check_implementation(operation: str, implementation: str | None, known: Mapping[str, object]) -> None:
+    """Raise NotImplementedError unless an operation has the implementation of this name; None is its default."""
+    if implementation is not None and implementation not in known:
+        names = ", ".join(known)
+        raise NotImplementedError(f"{operation} has no implementation {implementation!r}; use one of {names}")
 
 
 def _capability(device: jax.Device) -> int:

@@ -84,11 +84,16 @@ class PromptTooLong(ApiError):
         remark: about `num_tokens`, for formats with another message.
     """
 
-    def __init__(self, message: str, param: str, num_tokens: int, maximum: int, remark: str = "") -> None:
+    def __init__(self, message: str, param: str | None, num_tokens: int, maximum: int, remark: str = "") -> None:
         super().__init__(400, message, param, code="context_length_exceeded")
         self.num_tokens = num_tokens
         self.maximum = maximum
         self.remark = remark
+
+    def renamed(self, names: Mapping[str, str]) -> "PromptTooLong":
+        """The same error with other names of fields."""
+        same = super().renamed(names)
+        return PromptTooLong(same.message, same.param, self.num_tokens, self.maximum, self.remark)
 
     def add(self, remark: str) -> None:
         """Add a remark to the message."""

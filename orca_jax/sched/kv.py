@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from orca_jax.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup
+from orca_jax.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup, sums_by_pool
 from orca_jax.errors import ConfigError
 from orca_jax.sched.blocks import BlockCount, BlockPool, by_pool, check_covered, count_of
 from orca_jax.sched.prefix import NO_HIT, Hit, Page, PrefixCache
@@ -21,8 +21,8 @@ class KVManager:
     entries stay and hold `NO_BLOCK`. Blocks of groups with the same pool are interchangeable. `BlockCount` counts them.
 
     With `n_slots`, a row reserves slots: the paper's `n_rsrv`. A slot is the place of one token in one group, so there
-    are `n_slots` for each group. A row reserves once, the most that its request can hold in each group, so that no
-    running request can starve another (section 4.2). A row wastes less than one page of each group. So the blocks of a
+    are `n_slots` for each group. A row reserves once: the most that its request can hold in each group. So no running
+    request can starve another (section 4.2). A row wastes less than one page of each group. So the blocks of a
     pool with g groups cover every reservation if
     `num_blocks * page_size >= g * (n_slots + num_rows * (page_size - 1))`, and `allocate` within one cannot fail.
 
@@ -275,12 +275,10 @@ class KVManager:
 
     def releasable(self, row: int | None) -> BlockCount:
         """Blocks held by this row alone; `free` makes them available."""
-        counts = [0] * len(self._pools)
-        if row is not None:
-            for group, layers in enumerate(self.groups):
-                blocks = self._blocks_of_row[row][group][self._first[row][group] :]
-                counts[layers.pool] += self._pool_of[group].num_held_once(blocks)
-        return count_of(counts)
+        if row is None:
+            return self.no_blocks
+        lists = zip(self._pool_of, self._blocks_of_row[row], self._first[row], strict=True)
+        return self._sum([pool.num_held_once(blocks[first:]) for pool, blocks, first in lists])
 
     def share(self, row: int, hit: Hit) -> None:
         """Begin a row with a hit, found before any other change. `free` releases its blocks, `drop` its sources."""
@@ -351,10 +349,7 @@ class KVManager:
 
     def _sum(self, numbers: Sequence[int]) -> BlockCount:
         """The sum over the groups of each pool."""
-        counts = [0] * len(self._pools)
-        for layers, number in zip(self.groups, numbers, strict=True):
-            counts[layers.pool] += number
-        return count_of(counts)
+        return count_of(sums_by_pool(self.groups, numbers))
 
     def _blocks(self, num_tokens: int) -> BlockCount:
         """The most blocks that a request of so many tokens holds at once, without reservations."""

@@ -105,7 +105,7 @@ class PrefixCache:
     def remember(self, blocks: Sequence[int], page: Page) -> Sequence[int]:
         """Name the blocks of a page, one for each group; the first block with a content counts.
 
-        A block whose earlier name was that of the beginning of this page gets the new one.
+        A block may have had the beginning of this page as its name; it gets the new one.
 
         Returns:
             The groups in which the content is new.

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import jax
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.backend import check_implementation
 from orca_jax.kernels.expert_mlp.blocks import by_blocks
 from orca_jax.kernels.expert_mlp.dense import by_all_experts
 from orca_jax.kernels.expert_mlp.parts import PLAIN, Activate, ExpertKernels, Implementation, KernelForm
@@ -53,9 +54,7 @@ def expert_mlp(
     Raises:
         NotImplementedError: the implementation does not exist.
     """
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        known = ", ".join(IMPLEMENTATIONS)
-        raise NotImplementedError(f"expert_mlp has no implementation {implementation!r}; use one of {known}")
+    check_implementation("expert_mlp", implementation, IMPLEMENTATIONS)
 
     def run(name: str) -> Array:
         return IMPLEMENTATIONS[name](x, chosen, weights, kernels, activation, form)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from jaxtyping import Array, Float
 
+from orca_jax.kernels.backend import check_implementation
 from orca_jax.kernels.linear_state.reference import linear_state_reference
 from orca_jax.kernels.linear_state.xla import linear_state_xla
 from orca_jax.kernels.state_rows import StateRows
@@ -45,7 +46,5 @@ def linear_state(
     Raises:
         NotImplementedError: the implementation does not exist.
     """
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        known = ", ".join(IMPLEMENTATIONS)
-        raise NotImplementedError(f"linear_state has no implementation {implementation!r}; use one of {known}")
+    check_implementation("linear_state", implementation, IMPLEMENTATIONS)
     return IMPLEMENTATIONS[implementation or "xla"](q, k, v, slopes, states, rows)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from orca_jax.kernels.backend import check_implementation
 from orca_jax.kernels.low_rank.blocks import by_blocks
 from orca_jax.kernels.low_rank.dense import by_all_slots
 from orca_jax.kernels.low_rank.gather import by_gather
@@ -56,9 +57,7 @@ def low_rank(
     Raises:
         NotImplementedError: the implementation does not exist.
     """
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        known = ", ".join(IMPLEMENTATIONS)
-        raise NotImplementedError(f"low_rank has no implementation {implementation!r}; use one of {known}")
+    check_implementation("low_rank", implementation, IMPLEMENTATIONS)
     active = jnp.bool_(True) if is_active is None else is_active
 
     def run(name: str) -> tuple[Array, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from jaxtyping import Array, Float
 
+from orca_jax.kernels.backend import check_implementation
 from orca_jax.kernels.short_conv.reference import short_conv_reference
 from orca_jax.kernels.short_conv.xla import short_conv_xla
 from orca_jax.kernels.state_rows import StateRows
@@ -44,7 +45,5 @@ def short_conv(
     Raises:
         NotImplementedError: the implementation does not exist.
     """
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        known = ", ".join(IMPLEMENTATIONS)
-        raise NotImplementedError(f"short_conv has no implementation {implementation!r}; use one of {known}")
+    check_implementation("short_conv", implementation, IMPLEMENTATIONS)
     return IMPLEMENTATIONS[implementation or "xla"](x, kernel, states, rows)

@@ -8,7 +8,7 @@ import msgspec
 
 from orca_jax.openai import chat
 from orca_jax.openai.conversation import tool_rules, unread_fields
-from orca_jax.openai.errors import ApiError, PromptTooLong
+from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job
 from orca_jax.openai.messages.conversion import IGNORED, NAMES, converted
 from orca_jax.openai.messages.errors import MESSAGES
@@ -27,8 +27,6 @@ async def prepare(service: Service, call: MessagesRequest, name: str, caller: st
     same = converted(call, keeps_late_system=service.model.keeps_late_system)
     try:
         job = await chat.prepare(service, same.call, name, caller)
-    except PromptTooLong:
-        raise
     except ApiError as error:
         raise error.renamed(NAMES) from None
     renamed = {param: NAMES.get(field, field) for param, field in (job.renamed or {}).items()}
@@ -53,8 +51,6 @@ async def count_tokens(service: Service, call: MessagesRequest) -> tuple[TokenCo
     try:
         rules = tool_rules(same.call, service)
         prompt = await chat.prompt_of(service, same.call, rules)
-    except PromptTooLong:
-        raise
     except ApiError as error:
         raise error.renamed(NAMES) from None
     left_out = _own_names([*unread_fields(service, same.call), *rules.ignored])

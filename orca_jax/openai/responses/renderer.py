@@ -97,7 +97,7 @@ class ResponseRenderer:
         return self._event(f"response.{status.decode()}", response=msgspec.Raw(answer))
 
     def failure(self, error: ApiError) -> bytes:
-        """The event of a response that failed, after its first event if that was not sent yet."""
+        """The event of a failed response. The first event of the stream comes before it, unless it was sent already."""
         code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
         fault = ResponseFault(TOO_LONG if error.code == TOO_LONG else code, error.message)
         failed = msgspec.structs.replace(self._begun, status="failed", error=fault, output=self._output)
