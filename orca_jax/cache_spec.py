@@ -5,13 +5,16 @@ tokens, or those within a window. A *block* is one page in each layer of a group
 blocks for each group. Blocks of all groups have the same bytes and share one space of ids, a *pool*, so memory is
 divided between groups while serving, not at start. A block may have a few pages more than its group has layers; these
 are padding.
+
+A layer that is recurrent has no pages. It keeps a state of a fixed size: the sum of all tokens so far, in some form. A
+*state block* is one state in each of these layers. A row has one, in a pool of its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 NO_BLOCK = -1
-"""An entry of a row's blocks that was never allocated."""
+"""An entry of a row's blocks that was never allocated; also no state block."""
 
 MOST_PADDING = 0.15
 """Largest ratio of padding to used pages in the blocks of all groups, where it can be had."""

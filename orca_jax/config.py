@@ -192,6 +192,7 @@ class CacheConfig:
     page_size: int
     dtype: PageDType
     layout: PageLayout = "head_major"
+    num_states: int = 0  # blocks of recurrent states, see cache_spec.py; 0: no layer has a state
 
     @property
     def num_slots(self) -> int:

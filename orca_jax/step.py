@@ -35,6 +35,17 @@ Pools = Literal["last", "sum", "mean"]
 """
 
 
+class StateMove(NamedTuple):
+    """The blocks of recurrent states of a member: the iteration reads `source` and writes `target` (`cache_spec.py`).
+
+    They are equal if nothing else needs the state before the iteration. `source` is `NO_BLOCK` at position 0: the
+    states begin as zeros. No target is the source of another member of the plan, and each is that of one member.
+    """
+
+    source: int
+    target: int
+
+
 class Member(NamedTuple):
     """The work of one request in one iteration.
 
@@ -72,6 +83,7 @@ class Member(NamedTuple):
     num_top_targets: int = 0  # most probable tokens to report for each target
     num_drafts: int = 0  # proposals at the end of `ids`
     pools: Pools | None = None  # of a request with `pooling`
+    state: StateMove | None = None  # None: no layer of the model has a state
 
     @property
     def num_tokens(self) -> int:

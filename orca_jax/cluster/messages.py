@@ -14,7 +14,7 @@ from orca_jax.config import ExecutorConfig, LoadFormat, ModelConfig
 from orca_jax.request import TokenSet
 from orca_jax.step import StepPlan
 
-PROTOCOL = 8  # raise it with every change of a message
+PROTOCOL = 9  # raise it with every change of a message
 
 
 class ClusterMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):

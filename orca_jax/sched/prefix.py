@@ -66,11 +66,13 @@ class Hit(NamedTuple):
         num_tokens: tokens that need not be computed.
         blocks: of full pages, by group; `NO_BLOCK` before a window.
         sources: a block of each group to copy, for the tokens after the full pages; () if there are none.
+        state: the block of recurrent states after these tokens; `NO_BLOCK` if the model has none.
     """
 
     num_tokens: int = 0
     blocks: tuple[Sequence[int], ...] = ()
     sources: tuple[int, ...] = ()
+    state: int = NO_BLOCK
 
     def without_copy(self, page_size: int) -> "Hit":
         """The full pages alone."""

@@ -28,7 +28,7 @@ from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Held
 from orca_jax.step import ExecutorStats, StepPlan, StepResult
 
-TIMELINE_VERSION = 3
+TIMELINE_VERSION = 4
 FLUSH_LINES = 128  # lines written together, in half a millisecond
 FLUSH_SECONDS = 1.0  # after this time fewer lines are written too
 

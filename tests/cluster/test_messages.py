@@ -22,7 +22,7 @@ from orca_jax.cluster.messages import (
 from orca_jax.cluster.roll import Roll
 from orca_jax.cluster.version import own_code, own_version
 from orca_jax.request import SamplingParams
-from orca_jax.step import Member, MemberResult, RowSampling, StepPlan, StepResult
+from orca_jax.step import Member, MemberResult, RowSampling, StateMove, StepPlan, StepResult
 
 SAMPLING = RowSampling(SamplingParams(temperature=0.5), 2**63 - 1, 2)
 PLANS = [
@@ -30,10 +30,11 @@ PLANS = [
     StepPlan(
         7, (Member("a", 3, 2, [], True, last_on_device=True), Member("b", 0, 4, [8], False, new_blocks=([1, 2],)))
     ),
+    StepPlan(3, (Member("a", 3, 0, [5], False, state=StateMove(-1, 4)), Member("b", 0, 4, [8], True))),
 ]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=["new", "mixed"])
+@pytest.mark.parametrize("plan", PLANS, ids=["new", "mixed", "states"])
 def test_a_plan_arrives_unchanged(plan: StepPlan) -> None:
     payload = encode(Iteration(plan, 5))
     call = decode_call(payload)
@@ -41,6 +42,7 @@ def test_a_plan_arrives_unchanged(plan: StepPlan) -> None:
     assert encode(call) == payload
     assert call.num_collected == 5
     assert isinstance(call.plan.members[0], Member)
+    assert call.plan.members[0].state == plan.members[0].state
 
 
 def test_sets_of_any_vocabulary_arrive_unchanged() -> None:

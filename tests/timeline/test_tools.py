@@ -176,7 +176,7 @@ def test_wrong_files(case: str, file: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_another_version(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_bytes(file.read_bytes().replace(b'"version":3', b'"version":99'))
+    file.write_bytes(file.read_bytes().replace(b'"version":4', b'"version":99'))
     assert main([str(file)]) == 2
     assert "version 99" in capsys.readouterr().err
 
