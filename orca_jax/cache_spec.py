@@ -77,6 +77,13 @@ ONE_GROUP = (LayerGroup((0,), 1, PageShape(1, 1)),)
 """One layer that keeps all tokens, as a model of tests and simulations has."""
 
 
+def attended_pairs(start: int, size: int, window: int | None) -> int:
+    """Pairs of a token and an attended one in a layer, for `size` tokens from position `start` on."""
+    growing = size if window is None else min(size, max(0, window - start))
+    pairs = growing * start + growing * (growing + 1) // 2
+    return pairs + (size - growing) * (window or 0)
+
+
 def one_group(layers: Sequence[LayerCache]) -> tuple[LayerGroup, ...]:
     """All layers, of one shape, in one group that keeps all tokens: attention masks those outside of windows."""
     (shape,) = {layer.shape for layer in layers}

@@ -25,7 +25,7 @@ from orca_jax.bench.paper.runs import Lengths, RunResult, paper_lengths
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import print_table, rounded
-from orca_jax.sim.cost import FeatureCost
+from orca_jax.sim.cost import FeatureCost, windows_of
 from orca_jax.timeline.read import Timeline
 
 FIT_LOADS = (0.5, 0.95, 0.75)
@@ -249,6 +249,7 @@ def _iteration_errors(
     found = {}
     for name, one in conditions.items():
         iterations = [each for timeline in timelines[name] for each in timeline.iterations]
-        found[name] = iteration_errors(cost_of(costs, one.system), iterations)
+        windows = windows_of(timelines[name][0].head.cache.groups)
+        found[name] = iteration_errors(cost_of(costs, one.system), iterations, windows)
         print_table(f"errors of single iterations, {name}", found[name])
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 from orca_jax.bench.replay import replay
 from orca_jax.reporting import print_table
+from orca_jax.sim.cost import windows_of
 from orca_jax.timeline.read import figures, load_timeline
 
 PREDICTED = (
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     held_out = load_timeline(args.held_out)
     errors = {
         "held_out_fifth": fit.held_out,
-        "held_out_timeline": iteration_errors(fit.cost, held_out.iterations),
+        "held_out_timeline": iteration_errors(fit.cost, held_out.iterations, windows_of(held_out.head.cache.groups)),
     }
     recorded, predicted = figures(held_out), figures(replay(held_out, held_out.head.config, fit.cost))
     of_runs = compared(recorded, predicted)

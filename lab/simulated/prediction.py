@@ -56,7 +56,7 @@ def predicted_run(
     scheduler, pool = build_scheduling(settings, model, laboratory.max_model_len, head.cache, budget)
     clock = VirtualClock()
     lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
-    executor = SimExecutor(replace(cost, buckets=head.buckets), clock, lengths)
+    executor = SimExecutor(replace(cost, buckets=head.buckets), clock, lengths, groups=head.cache.groups)
     engine = Engine(executor, scheduler, pool, clock=clock, check_in_interval=settings.check_in_interval)
     drive = Drive(engine, clock, partial(advance, clock), executor.wait_until)
     return serve(drive, requests, prompts_of(requests, laboratory.vocab_size, seed), arrivals, has_gaps=True)

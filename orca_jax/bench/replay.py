@@ -119,7 +119,7 @@ def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureC
     head = _head(timeline, config)
     writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
     cost, acceptance = replace(cost, buckets=head.buckets), _acceptance(timeline, config)
-    executor = SimExecutor(cost, clock, lengths, acceptance=acceptance)
+    executor = SimExecutor(cost, clock, lengths, acceptance=acceptance, groups=head.cache.groups)
     scheduler, pool = build_scheduling(
         head.config, model, head.max_model_len, head.cache, head.budget, _predictor(timeline, config, arrivals, lengths)
     )
@@ -135,16 +135,19 @@ def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureC
 
 
 def _head(timeline: Timeline, config: EngineConfig) -> TimelineHeader:
+    cache, num_blocks = timeline.head.cache, timeline.head.cache.num_blocks
+    if config.num_pages is not None:
+        num_blocks = (config.num_pages,)
+        if len(cache.num_blocks) > 1:
+            from orca_jax.exec.cache import with_num_pages  # most replays need no JAX
+
+            num_blocks = with_num_pages(cache, config.num_pages, timeline.head.max_model_len).num_blocks
     budget = config.max_num_batched_tokens or timeline.head.budget
     smaller = tuple(bucket for bucket in timeline.head.buckets if bucket < budget)
     return replace(
         timeline.head,
         config=replace(config, trace_file=None),
-        cache=replace(
-            timeline.head.cache,
-            num_blocks=(config.num_pages or timeline.head.cache.num_blocks[0],),
-            page_size=config.page_size or timeline.head.cache.page_size,
-        ),
+        cache=replace(cache, num_blocks=num_blocks, page_size=config.page_size or cache.page_size),
         budget=budget,
         buckets=(*smaller, budget) if timeline.head.buckets else (),
     )

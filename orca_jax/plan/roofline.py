@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orca_jax.cache_spec import attended_pairs
 from orca_jax.config import ModelConfig
 from orca_jax.model.quantise import WEIGHT_BYTES
 from orca_jax.model.sharding import on_shards, padded_vocab
@@ -38,9 +39,7 @@ class IterationWork(NamedTuple):
 
     def pairs(self, window: int | None) -> int:
         """Pairs of a token and an attended one in a layer."""
-        growing = self.new if window is None else min(self.new, max(0, window - self.before))
-        pairs = growing * self.before + growing * (growing + 1) // 2
-        return self.requests * (pairs + (self.new - growing) * (window or 0))
+        return self.requests * attended_pairs(self.before, self.new, window)
 
 
 class Times(NamedTuple):

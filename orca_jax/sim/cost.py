@@ -2,27 +2,43 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol
+
+from orca_jax.cache_spec import LayerGroup, attended_pairs
+
+type WindowShares = Mapping[int | None, float]
+"""The share of the layers with each window of tokens; None: the layers that see all earlier tokens."""
+ALL_TOKENS: WindowShares = {None: 1}
+
+
+def windows_of(groups: Sequence[LayerGroup]) -> WindowShares:
+    """The windows of a model's layers."""
+    layers = Counter([group.window for group in groups for _ in group.layers])
+    if len(layers) == 1:
+        return dict.fromkeys(layers, 1)  # work is then counted in integers
+    return {window: number / layers.total() for window, number in layers.items()}
 
 
 class WorkCounts(NamedTuple):
     """The work of one iteration.
 
     An increment processes one generated token. All other tokens are in chunks: of prompts, or computed again after a
-    preemption. A context is counted in tokens with keys and values to read.
+    preemption. A context is counted in tokens with keys and values to read. Pairs and contexts are means over the
+    layers: a window bounds those of its layers.
     """
 
     steps: int = 1  # runs of all layers
     launches: int = 1  # device programs
     padding: int = 0  # tokens that fill up buckets
     chunk_tokens: int = 0  # the paper's initiation phase
-    chunk_pairs: int = 0  # of a chunk's token and an attended one, itself included
-    chunk_context: int = 0  # tokens before the chunks
+    chunk_pairs: float = 0  # of a chunk's token and an attended one, itself included
+    chunk_context: float = 0  # tokens before the chunks
     increments: int = 0
-    context: int = 0  # of the increments, their own tokens included
+    context: float = 0  # of the increments, their own tokens included
     draws: int = 0  # members with a token drawn
     members: int = 0  # requests
 
@@ -39,18 +55,19 @@ class WorkCounts(NamedTuple):
         return self._replace(launches=-(-num_tokens // buckets[-1]), padding=padded(num_tokens, buckets) - num_tokens)
 
 
-def work_of(members: Iterable[tuple[int, int, bool]], num_draws: int = 0) -> WorkCounts:
+def work_of(
+    members: Sequence[tuple[int, int, bool]], num_draws: int = 0, windows: WindowShares = ALL_TOKENS
+) -> WorkCounts:
     """The work of members given as (first position, number of tokens, whether it is an increment), without padding."""
-    chunk_tokens = chunk_pairs = chunk_context = increments = context = 0
-    for start, size, is_increment in members:
-        if is_increment:
-            increments += 1
-            context += start + 1
-        else:
-            chunk_tokens += size
-            chunk_pairs += size * start + size * (size + 1) // 2
-            chunk_context += start
-    return WorkCounts(1, 1, 0, chunk_tokens, chunk_pairs, chunk_context, increments, context, num_draws)
+    chunks = [(start, size) for start, size, is_increment in members if not is_increment]
+    increments = [start for start, _, is_increment in members if is_increment]
+    pairs = before = context = 0.0 if len(windows) > 1 else 0
+    for window, share in windows.items():
+        most = math.inf if window is None else window - 1  # earlier tokens that a token sees
+        pairs += share * sum([attended_pairs(start, size, window) for start, size in chunks])
+        before += share * sum([min(start, most) for start, _ in chunks])
+        context += share * sum([min(start, most) + 1 for start in increments])
+    return WorkCounts(1, 1, 0, sum([size for _, size in chunks]), pairs, before, len(increments), context, num_draws)
 
 
 def padded(num_tokens: int, buckets: tuple[int, ...]) -> int:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from orca_jax.cache_spec import ONE_GROUP, LayerGroup
 from orca_jax.request import TokenSet
-from orca_jax.sim.cost import IterationCost, WorkCounts, work_of
+from orca_jax.sim.cost import ALL_TOKENS, IterationCost, WorkCounts, windows_of, work_of
 from orca_jax.step import ExecutorStats, Handle, Member, MemberResult, StepPlan, StepResult
 
 END_ID = 0
@@ -64,6 +65,7 @@ class SimExecutor:
         num_stages: devices in the pipeline.
         acceptance: chance of a proposed token to be drawn, if those before it were; which ones are depends on the
             request and the position alone.
+        groups: of the model's layers; a window bounds the context of its layers.
     """
 
     def __init__(
@@ -74,7 +76,10 @@ class SimExecutor:
         *,
         num_stages: int = 1,
         acceptance: float = 1.0,
+        groups: Sequence[LayerGroup] = ONE_GROUP,
     ) -> None:
+        self._windows = windows_of(groups)
+        self._sees_all = self._windows == ALL_TOKENS
         self.stats = ExecutorStats()
         self._cost = cost
         self._clock = clock
@@ -147,17 +152,18 @@ class SimExecutor:
         """Do nothing: no memory is held."""
 
     def _run(self, plan: StepPlan) -> tuple[StepResult, WorkCounts]:
-        results, chunks = [], []
+        results, parts = [], []
         increments = context = draws = 0
         for member in plan.members:
             if member.sampling is not None:
                 self._rows[member.row] = _SimRow(member.sampling.num_prompt, self._lengths[member.request_id])
             row, start, size = self._rows[member.row], member.start, len(member.ids) + member.last_on_device
-            if size == 1 and start >= row.num_prompt:
+            is_increment = size == 1 and start >= row.num_prompt
+            if is_increment and self._sees_all:  # nearly always
                 increments += 1
                 context += start + 1
             else:
-                chunks.append((start, size, False))
+                parts.append((start, size, is_increment))
             draws += member.is_sampling + member.num_drafts
             if not member.is_sampling:
                 results.append(_NOTHING)
@@ -165,7 +171,10 @@ class SimExecutor:
                 results.append(self._verify(member, row))
             else:  # nearly always
                 results.append(_END if start + size >= row.end else _OTHER)
-        work = work_of(chunks, draws)._replace(increments=increments, context=context, members=len(plan.members))
+        work = work_of(parts, draws, self._windows)
+        work = work._replace(
+            increments=work.increments + increments, context=work.context + context, members=len(plan.members)
+        )
         return StepResult(plan.iteration, results), work.padded(self._cost.buckets)
 
     def _verify(self, member: Member, row: _SimRow) -> MemberResult:

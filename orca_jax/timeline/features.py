@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import FeatureCost, IterationCost, features
+from orca_jax.sim.cost import FeatureCost, IterationCost, WindowShares, features, windows_of
 from orca_jax.timeline.fit import host_seconds, non_negative, work_in
 from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.writer import IterationRecord
@@ -45,9 +45,10 @@ def fit_features(timeline: Timeline, *others: Timeline) -> FeatureFit:
     left_out = iterations[HELD_OUT - 1 :: HELD_OUT]
     gaps = [gap for one in (timeline, *others) for gap in host_gaps(one)]
     host = float(np.mean(np.minimum(gaps, MOST_GAP * np.median(gaps)))) if gaps else host_seconds(timeline)
-    buckets = timeline.head.buckets
-    measured = FeatureCost(_weights(most), host, buckets)
-    return FeatureFit(FeatureCost(_weights(iterations), host, buckets), iteration_errors(measured, left_out))
+    buckets, windows = timeline.head.buckets, windows_of(timeline.head.cache.groups)
+    measured = FeatureCost(_weights(most, windows), host, buckets)
+    errors = iteration_errors(measured, left_out, windows)
+    return FeatureFit(FeatureCost(_weights(iterations, windows), host, buckets), errors)
 
 
 def host_gaps(timeline: Timeline) -> list[float]:
@@ -65,10 +66,15 @@ def host_gaps(timeline: Timeline) -> list[float]:
     return gaps
 
 
-def iteration_errors(cost: IterationCost, iterations: Sequence[IterationRecord]) -> Mapping[str, float]:
-    """The errors of a cost for the device times of single iterations, and for their sum, as shares of the measured."""
+def iteration_errors(
+    cost: IterationCost, iterations: Sequence[IterationRecord], windows: WindowShares
+) -> Mapping[str, float]:
+    """The errors of a cost for the device times of single iterations, and for their sum, as shares of the measured.
+
+    `windows` are those of the model.
+    """
     taken = np.array([each.device for each in iterations])
-    found = np.array([sum(cost.stages(work_in(each), 1)) for each in iterations])
+    found = np.array([sum(cost.stages(work_in(each, windows), 1)) for each in iterations])
     variance = float(np.sum((taken - taken.mean()) ** 2))
     return {
         "iterations": len(iterations),
@@ -90,13 +96,13 @@ def distinct(matrix: np.ndarray) -> list[int]:
     return [each for each in range(len(likeness)) if not (likeness[each, :each] > PROPORTIONAL).any()]
 
 
-def _weights(iterations: Sequence[IterationRecord]) -> dict[str, float]:
+def _weights(iterations: Sequence[IterationRecord], windows: WindowShares) -> dict[str, float]:
     """Weights for the smallest relative errors, where outliers count little, then scaled to the measured sum.
 
     A device time is long now and then, for reasons outside of the engine. Such times must not bend the weights. Their
     sum counts, since throughput follows from it.
     """
-    rows = [features(work_in(each)) for each in iterations]
+    rows = [features(work_in(each, windows)) for each in iterations]
     names = list(rows[0])
     matrix = np.array([[row[name] for name in names] for row in rows], np.float64)
     kept = distinct(matrix)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import LinearCost, WorkCounts, work_of
+from orca_jax.sim.cost import LinearCost, WindowShares, WorkCounts, windows_of, work_of
 from orca_jax.timeline.read import Timeline
 from orca_jax.timeline.writer import IterationRecord
 
@@ -53,7 +53,8 @@ def fit_cost(timeline: Timeline) -> Fit:
         raise ConfigError("the timeline has no iterations, so no cost can be fitted", param="trace")
     import numpy as np  # help comes without it
 
-    work = [work_in(each) for each in timeline.iterations]
+    windows = windows_of(timeline.head.cache.groups)
+    work = [work_in(each, windows) for each in timeline.iterations]
     features = np.array([(w.steps, w.num_tokens + w.padding, w.chunk_pairs + w.context) for w in work], np.float64)
     taken = np.array([each.device for each in timeline.iterations])
     weights = non_negative(features, taken)
@@ -69,15 +70,15 @@ def host_seconds(timeline: Timeline) -> float:
     return statistics.median([each.planned - each.selected + each.update for each in timeline.iterations])
 
 
-def work_in(iteration: IterationRecord) -> WorkCounts:
-    """The work of a recorded iteration."""
+def work_in(iteration: IterationRecord, windows: WindowShares) -> WorkCounts:
+    """The work of a recorded iteration, in a model with these windows."""
     proposed = dict(iteration.proposed or ())  # the model computes them as a chunk, and draws after each
     parts = [(start, 1 + proposed.get(n, 0), n not in proposed) for n, start in iteration.increments]
     parts += [(start, size, False) for _, start, size, _ in iteration.chunks]
     parts += [(start, size, size == 1) for _, start, size in iteration.repeats]
     draws = len(iteration.increments) + len(iteration.repeats) + sum([samples for *_, samples in iteration.chunks])
     draws += sum(proposed.values())
-    return work_of(parts, draws)._replace(launches=iteration.launches, padding=iteration.padding)
+    return work_of(parts, draws, windows)._replace(launches=iteration.launches, padding=iteration.padding)
 
 
 def non_negative(features: "np.ndarray", taken: "np.ndarray") -> "np.ndarray":

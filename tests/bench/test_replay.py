@@ -6,13 +6,14 @@ import random
 import pytest
 
 from orca_jax.bench.replay import replay
+from orca_jax.cache_spec import ONE_GROUP, LayerGroup
 from orca_jax.errors import ConfigError
 from orca_jax.request import SamplingParams
-from orca_jax.sim.cost import LinearCost, padded, work_of
+from orca_jax.sim.cost import LinearCost, padded, windows_of, work_of
 from orca_jax.timeline.fit import SOUND, fit_cost
 from orca_jax.timeline.read import Timeline, figures, token_times
 from orca_jax.timeline.writer import IterationRecord
-from tests.sched.lab import Shape
+from tests.sched.lab import Shape, groups_of
 from tests.timeline.traced import ONE, TracedLab, batches
 
 COST = LinearCost(per_iteration=1.0, per_token=0.5, per_pair=0.0)
@@ -46,8 +47,34 @@ def test_the_same_scheduler_makes_the_same_batches(case: str) -> None:
     ]
 
 
-def alone(num_prompt: int, max_tokens: int) -> Timeline:
-    lab = TracedLab(max_bs=1, shape=ONE)
+def test_a_replay_has_the_recorded_groups_and_pools() -> None:
+    """Two pools, one of them for layers with a window; another number of blocks of the first one is one of both."""
+    shape = ONE._replace(budget=8, num_pages=9)
+    lab = TracedLab(max_bs=4, page_size=2, shape=shape, groups=groups_of(None, 4, pools=(0, 1)))
+    for request in REQUESTS:
+        lab.add(*request)
+    lab.run()
+    run = lab.timeline
+    again = replay(run, run.head.config, COST)
+    assert again.head.cache == run.head.cache and len(run.head.cache.num_blocks) == 2
+    assert batches(again) == batches(run)
+    more = replay(run, dataclasses.replace(run.head.config, num_pages=64), COST)
+    # Requests of 32 tokens hold 16 blocks, and 3 in the window.
+    assert more.head.cache.num_blocks == (64, 4 * 3)
+
+
+def test_the_fit_knows_windows() -> None:
+    """The cost of a pair is found, and not if layers with windows count as if they read all tokens."""
+    windows = groups_of(None, 32, 32, 32)
+    run = synthetic(LinearCost(5e-3, 4e-5, 3e-7), windows)
+    fit = fit_cost(run)
+    assert fit.cost.per_pair == pytest.approx(3e-7) and fit.r_squared == pytest.approx(1)
+    run.head = dataclasses.replace(run.head, cache=dataclasses.replace(run.head.cache, groups=ONE_GROUP))
+    assert fit_cost(run).cost.per_pair < 1e-7
+
+
+def alone(num_prompt: int, max_tokens: int, groups: tuple[LayerGroup, ...] = ONE_GROUP) -> Timeline:
+    lab = TracedLab(max_bs=1, shape=ONE, groups=groups)
     lab.add("A", num_prompt, max_tokens)
     lab.run()
     return lab.timeline
@@ -116,15 +143,16 @@ def test_nothing_to_replay() -> None:
         replay(run, run.head.config, COST)
 
 
-def synthetic(cost: LinearCost, count: int = 40) -> Timeline:
+def synthetic(cost: LinearCost, groups: tuple[LayerGroup, ...] = ONE_GROUP, count: int = 40) -> Timeline:
     """A timeline with device times by `cost`, and 2 ms of the host per iteration."""
-    run, draw = alone(3, 1), random.Random(0)
+    run, draw = alone(3, 1, groups), random.Random(0)
     run.iterations.clear()
     for number in range(count):
         increments = [(n, draw.randint(1, 500)) for n in range(draw.randint(1, 30))]
         chunks = [(50, draw.randint(0, 200), draw.randint(2, 300), True)][: draw.randint(0, 1)]
         tokens = len(increments) + sum(size for _, _, size, _ in chunks)
-        work = work_of([(s, 1, True) for _, s in increments] + [(s, size, False) for _, s, size, _ in chunks])
+        members = [(s, 1, True) for _, s in increments] + [(s, size, False) for _, s, size, _ in chunks]
+        work = work_of(members, windows=windows_of(groups))
         (seconds,) = cost.stages(work._replace(padding=7), 1)
         times = {"selected": 0.0, "planned": 0.0015, "submitted": 0.002, "device": seconds, "update": 0.0005}
         counts = {"tokens": tokens, "padding": 7, "launches": 1, "running": 0, "waiting": 0, "free_pages": 0}

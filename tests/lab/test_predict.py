@@ -10,7 +10,7 @@ from lab.__main__ import main
 from lab.simulated.predict import PREDICTED, compared
 from orca_jax.bench.replay import replay
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import FeatureCost
+from orca_jax.sim.cost import ALL_TOKENS, FeatureCost
 from orca_jax.timeline.features import HELD_OUT, fit_features, iteration_errors
 from orca_jax.timeline.fit import work_in
 from orca_jax.timeline.read import Timeline, figures
@@ -40,7 +40,7 @@ def test_the_fit_predicts_iterations_that_it_has_not_seen(run: Timeline) -> None
     assert fit.held_out["iterations"] == len(run.iterations) // HELD_OUT
     assert fit.held_out["mean_abs_error"] < 1e-6 and fit.held_out["r_squared"] == pytest.approx(1)
     wrong = FeatureCost({"launches": 1.0})
-    assert iteration_errors(wrong, run.iterations)["error_of_sum"] < -0.1, "it leaves out most of the work"
+    assert iteration_errors(wrong, run.iterations, ALL_TOKENS)["error_of_sum"] < -0.1, "it leaves out most of the work"
 
 
 def test_a_simulated_run_is_predicted(run: Timeline) -> None:
@@ -56,7 +56,7 @@ def test_a_few_slow_iterations_bend_no_weight(run: Timeline) -> None:
         iteration.device *= 20
     fitted, true = fit_features(slow).cost, fit_features(run).cost
     factor = sum(each.device for each in slow.iterations) / sum(each.device for each in run.iterations)
-    work = [work_in(each) for each in run.iterations]
+    work = [work_in(each, ALL_TOKENS) for each in run.iterations]
     ratios = [fitted.stages(each, 1)[0] / true.stages(each, 1)[0] for each in work]
     assert ratios == pytest.approx([factor] * len(ratios), rel=0.05)
 

@@ -1,11 +1,12 @@
 """Costs by hand: stages, features, and steps of one dispatch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
+from orca_jax.cache_spec import ONE_GROUP, LayerGroup, PageShape
 from orca_jax.request import SamplingParams
-from orca_jax.sim.cost import FeatureCost, LinearCost, StageCost, WorkCounts, features, work_of
+from orca_jax.sim.cost import FeatureCost, LinearCost, StageCost, WorkCounts, features, windows_of, work_of
 from orca_jax.sim.executor import SimExecutor, VirtualClock
 from orca_jax.step import Member, RowSampling, StepPlan
 
@@ -50,6 +51,51 @@ def test_samplers_have_sizes(draws: int, rows: int) -> None:
 def test_features_have_weights() -> None:
     cost = FeatureCost({"launches": 2.0, "chunk_pairs": 0.1, "context": 0.01})
     assert cost.stages(work_of(PROMPT + INCREMENTS), 2) == [pytest.approx((2 + 0.1 * 10 + 0.01 * 15) / 2)] * 2
+
+
+def groups_of(*parts: tuple[int, int | None]) -> tuple[LayerGroup, ...]:
+    """Groups of so many layers, each with a window."""
+    return tuple(LayerGroup(tuple(range(layers)), layers, PageShape(1, 1), window) for layers, window in parts)
+
+
+MIXED = groups_of((1, None), (2, 4), (1, 4))
+"""One layer of four sees all tokens, three see four."""
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        ((0, 6, False), {"chunk_pairs": (21 + 3 * (1 + 2 + 3 + 4 + 4 + 4)) / 4}),
+        ((2, 3, False), {"chunk_pairs": (3 + 4 + 5 + 3 * (3 + 4 + 4)) / 4, "chunk_context": 2}),
+        ((6, 3, False), {"chunk_pairs": (7 + 8 + 9 + 3 * 12) / 4, "chunk_context": (6 + 3 * 3) / 4}),
+        ((9, 1, True), {"context": (10 + 3 * 4) / 4}),
+        ((2, 1, True), {"context": 3}),
+    ],
+)
+def test_a_window_bounds_the_work_of_its_layers(member: tuple[int, int, bool], expected: Mapping[str, float]) -> None:
+    found = work_of([member], windows=windows_of(MIXED))._asdict()
+    assert {name: found[name] for name in expected} == expected
+    assert found["chunk_context"] == expected.get("chunk_context", 0), "nothing else is read"
+
+
+@pytest.mark.parametrize("groups", [groups_of((3, None)), groups_of((2, 4), (1, 4))])
+def test_equal_layers_count_as_one(groups: tuple[LayerGroup, ...]) -> None:
+    """Work is counted in integers then, so that sums have no rounding."""
+    window = groups[0].window
+    work = work_of([(6, 3, False), (9, 1, True)], windows=windows_of(groups))
+    assert (work.chunk_pairs, work.context) == ((24, 10) if window is None else (12, 4))
+    assert isinstance(work.chunk_pairs, int) and isinstance(work.context, int)
+
+
+@pytest.mark.parametrize(("groups", "context"), [(ONE_GROUP, 8), (MIXED, (8 + 3 * 4) / 4), (groups_of((1, 4)), 4)])
+def test_the_simulator_knows_windows(groups: tuple[LayerGroup, ...], context: float) -> None:
+    """A prompt of 7 tokens takes 24 s, then an increment 11 s and half a second for each token that it sees."""
+    clock = VirtualClock()
+    executor = SimExecutor(STAGE, clock, {"0": 2}, groups=groups)
+    executor.wait(executor.submit(plan(0, 0, 7)))
+    assert clock.now == 10 + 2 * 7
+    executor.wait(executor.submit(StepPlan(1, (Member("0", 0, 7, [1], True),))))
+    assert clock.now == 24 + 10 + 1 + 0.5 * context
 
 
 def plan(number: int, row: int, num_prompt: int) -> StepPlan:

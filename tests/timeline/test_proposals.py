@@ -8,7 +8,7 @@ from orca_jax.bench.replay import replay
 from orca_jax.config import SpeculativeConfig
 from orca_jax.errors import ConfigError
 from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
-from orca_jax.sim.cost import LinearCost
+from orca_jax.sim.cost import ALL_TOKENS, LinearCost
 from orca_jax.timeline.fit import work_in
 from orca_jax.timeline.read import Timeline, figures, members, proposals, token_times
 from tests.sched.drafts.test_scheduler import LIMITS, Oracle
@@ -40,7 +40,7 @@ def test_a_timeline_has_the_proposals() -> None:
     assert [len(times) for times in token_times(run).values()] == [40] * 4
     verified = next(iteration for iteration in run.iterations if iteration.proposed)
     assert sum(size for _, _, size in members(verified)) == sum(plan_tokens(lab, verified.iteration))
-    work = work_in(verified)
+    work = work_in(verified, ALL_TOKENS)
     num_proposed = sum(count for _, count in verified.proposed or ())
     assert work.draws == len(verified.increments) + num_proposed
     assert work.increments + work.chunk_tokens == work.draws
