@@ -1,5 +1,7 @@
 """A request gets the same tokens with and without proposals, under every scheduler."""
 
+from itertools import product
+
 import pytest
 
 from orca_jax.config import SchedulerName
@@ -65,18 +67,26 @@ def test_proposals_do_not_matter(
 
 @few
 @quick
-@pytest.mark.slow
-@pytest.mark.parametrize(("scheduler", "devices"), [("chunked", 1), ("orca", 2), ("request_level", 1)])
-@pytest.mark.parametrize("draft", [GPT2, LLAMA])
-def test_a_draft_model_does_not_matter(draft: str, scheduler: SchedulerName, devices: int, program_cache: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "draft", "scheduler", "devices", "settings"),
+    [slow(GPT2, *case, {}) for case in product((GPT2, LLAMA), ("chunked", "request_level"), (1,))]
+    + [slow(GPT2, draft, "orca", 2, {}) for draft in (GPT2, LLAMA)]
+    # With windows; few pages lead to preemption, and the draft model keeps all tokens.
+    + [slow("mistral-window", "gemma2", "chunked", 1, {"num_pages": 14})]
+    + [slow("gemma2", "gemma2", "chunked", 1, {"num_pages": 24}), slow("gemma2", "mistral-window", "orca", 2, {})]
+    + [slow("gemma3-one-kv-head", "qwen2-mixed-windows", "request_level", 1, {})],
+)
+def test_a_draft_model_does_not_matter(
+    target: str, draft: str, scheduler: SchedulerName, devices: int, settings: dict[str, object], program_cache: str
+) -> None:
     """The model itself, of which all proposals are accepted, and another one."""
-    greedy, answers = greedy_jobs(GPT2)
+    greedy, answers = greedy_jobs(target)
     jobs = [Job(job.prompt, params, at_step=i) for i, (job, params) in enumerate(zip(greedy, SPECULATIVE, strict=True))]
     proposals = {"method": "draft_model", "model": str(REFERENCE / draft), "num_speculative_tokens": 3}
     seen = []
     for speculative in (None, proposals):
-        more: dict[str, object] = {"speculative_config": speculative, "strict_compile": True}
-        for engine in make_engine(GPT2, program_cache, devices, scheduler, **more):
+        more: dict[str, object] = {"speculative_config": speculative, "strict_compile": True, **settings}
+        for engine in make_engine(target, program_cache, devices, scheduler, **more):
             if isinstance(engine.scheduler, SpeculativeScheduler):
                 engine.scheduler.times = IterationTimes({})
             seen += [run(engine, jobs), run(engine, jobs[::-1])[::-1]]
@@ -84,4 +94,4 @@ def test_a_draft_model_does_not_matter(draft: str, scheduler: SchedulerName, dev
     assert all(tokens == seen[0] for tokens in seen)
     assert seen[0][0][:12] == answers[0]
     assert drafts.num_drafts > 10
-    assert (drafts.num_accepted_tokens == drafts.num_draft_tokens) == (draft == GPT2)
+    assert (drafts.num_accepted_tokens == drafts.num_draft_tokens) == (draft == target)
