@@ -2,8 +2,8 @@
 
 `--write DIR` keeps the text of all programs, `--compare DIR` names those that another version of the code lowers to
 other text. The programs are those of a model of each family whose layers have the same window, with the sizes of a
-published one and two layers: for CPUs with and without the library, and for a TPU and a GPU that may be absent. Names
-and locations are removed, also from the kernels within.
+published one and two layers, samplers of all widths for 16 rows, and copies of blocks: for CPUs with and without the
+library, and for a TPU and a GPU that may be absent. Names and locations are removed, also from the kernels within.
 """
 
 import argparse
@@ -73,7 +73,9 @@ def programs(wanted: re.Pattern[str]) -> Iterator[tuple[str, Callable[[], jax.st
         for family, model in models().items():
             groups = form_groups(model.layer_caches, MAX_MODEL_LEN)
             cache = CacheConfig(groups, (64,), 128, dtype, "head_major" if platform == "cpu" else "packed")
-            config = ExecutorConfig(dtype, 1, BUCKETS, NUM_ROWS, MAX_MODEL_LEN, cache, lora=LoraConfig(2, 8))
+            config = ExecutorConfig(
+                dtype, 1, BUCKETS, NUM_ROWS, MAX_MODEL_LEN, cache, lora=LoraConfig(2, 8), copies_blocks=True
+            )
             decoder = Loading(model, dtype, None, 0).shapes(mesh)
             arrange(platform, decoder, library)
             if library is not None:

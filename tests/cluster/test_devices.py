@@ -40,10 +40,13 @@ def tokens_of_one_process(model: str) -> list[int]:
     return tokens
 
 
-def tokens_of(served: Hosts, model: str = DEVICE_MODEL) -> list[int]:
+def tokens_of(served: Hosts, model: str = DEVICE_MODEL, *, cached: int | None = None) -> list[int]:
+    """The tokens of an answer; `cached` are the prompt's tokens that must come from the prefix cache."""
     body = {"model": model, "prompt": PROMPT, "return_token_ids": True, **SAMPLING}
     answer = served.server.http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
+    if cached is not None:
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
     ids: list[int] = answer.json()["choices"][0]["token_ids"]
     return ids
 
@@ -59,7 +62,8 @@ def test_two_processes(stages: int, cache: str) -> None:
         2, *DEVICE_FLAGS, f"--pipeline-parallel-size={stages}", f"--compile-cache={cache}", model=DEVICE_MODEL
     ) as two:
         assert tokens_of(two) == expected
-        assert tokens_of(two) == expected
+        # A page, and the beginning of the next one in a copy of its block.
+        assert tokens_of(two, cached=len(PROMPT) - 1) == expected
         lose(two, two.workers[0].kill, **LONG)
         assert two.leader_status() == ExitStatus.CLUSTER_LOST
         assert two.statuses() == [-signal.SIGKILL]

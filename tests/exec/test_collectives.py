@@ -69,7 +69,7 @@ def compiled(model: ModelConfig, devices: int, form: Form, name: ProgramName) ->
     if form != "scanned":
         decoder.unstack(switched=form == "switched")
     cache = CacheConfig(one_group(decoder.config.layer_caches), (100,), 8, "float32")
-    config = ExecutorConfig("float32", devices, (TOKENS,), ROWS, 64, cache, None, None)
+    config = ExecutorConfig("float32", devices, (TOKENS,), ROWS, 64, cache, None, None, copies_blocks=True)
     programs = Programs(decoder, config, mesh)
     return collectives(programs.lowerings()[name]().compile())
 
@@ -99,6 +99,12 @@ def test_a_layer_has_two_all_reduces(model: ModelConfig, devices: int, form: For
     if form == "switched":
         branches = {re.search(r"/while/body/.*/branch_(\d+)_fun/", each.place)[1] for each in in_layers}
         assert branches == set(map(str, range(model.num_layers))), "two in each branch, and each pass runs one"
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_copy_of_blocks_is_one_on_each_device(devices: int) -> None:
+    """Each device copies its own heads, whatever the number of processes: nothing is sent."""
+    assert compiled(LLAMA, devices, "switched", ("copy_blocks", 0)) == []
 
 
 @pytest.mark.parametrize(("name", "devices"), [("plain", 2), ("full", 4)])
