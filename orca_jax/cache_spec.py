@@ -25,11 +25,17 @@ class PageShape(NamedTuple):
 
     num_kv_heads: int
     head_dim: int
+    has_values: bool = True  # False: one array, whose keys are the values too, such as latents
 
     @property
     def size(self) -> int:
-        """Numbers of one token: keys, or values."""
+        """Numbers of one token in each array."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def token_size(self) -> int:
+        """Numbers of one token in all arrays."""
+        return self.size * (1 + self.has_values)
 
 
 class LayerCache(NamedTuple):
@@ -124,7 +130,7 @@ def pages_in_one(group: LayerGroup, groups: Sequence[LayerGroup]) -> int:
 
 
 def _by_size(shape: PageShape) -> tuple[int, PageShape]:
-    return shape.size, shape
+    return shape.token_size, shape
 
 
 def form_groups(layers: Sequence[LayerCache], max_model_len: int, *, views: bool = True) -> tuple[LayerGroup, ...]:
@@ -155,10 +161,14 @@ def _groups(members: Mapping[LayerCache, Sequence[int]], width: int, views: bool
     """The groups with `width` pages of the largest shape in a block."""
     widest = max((kind.shape for kind in members), key=_by_size)
     largest = widest.size
+
+    def is_view(shape: PageShape) -> bool:
+        return views and shape.has_values == widest.has_values and largest % shape.size == 0
+
     others: dict[PageShape, int] = {}  # pools of the shapes that share none
     groups: list[LayerGroup] = []
     for kind in sorted(members, key=lambda kind: (kind.window is not None, kind.window or 0, kind.shape)):
-        is_shared = kind.shape == widest or (views and largest % kind.shape.size == 0)
+        is_shared = kind.shape == widest or is_view(kind.shape)
         pool = 0 if is_shared else others.setdefault(kind.shape, len(others) + 1)
         pages = width * (largest // kind.shape.size) if is_shared else width
         count = -(-len(members[kind]) // pages)
@@ -170,5 +180,5 @@ def _groups(members: Mapping[LayerCache, Sequence[int]], width: int, views: bool
 
 def _padding(groups: Sequence[LayerGroup]) -> float:
     """The ratio of padding to used pages, by their bytes."""
-    used = sum(len(group.layers) * group.shape.size for group in groups)
-    return sum(group.pages_per_block * group.shape.size for group in groups) / used - 1 if used else 0.0
+    used = sum(len(group.layers) * group.shape.token_size for group in groups)
+    return sum(group.pages_per_block * group.shape.token_size for group in groups) / used - 1 if used else 0.0

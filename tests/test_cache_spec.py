@@ -56,6 +56,17 @@ def test_shapes_share_a_pool_where_a_block_holds_whole_pages() -> None:
     assert [group.pool for group in other] == [1, 0]
 
 
+def test_pages_without_values_share_no_pool_with_others() -> None:
+    """Their one array of 32 numbers has the bytes of keys and values of 16, and is no view of them."""
+    latent = PageShape(4, 8, has_values=False)
+    assert latent.token_size == SHAPE.token_size == 32 and latent != WIDE
+    layers = [LayerCache(latent), LayerCache(SHAPE, 64), LayerCache(latent)]
+    groups = form_groups(layers, 4096)
+    assert len({group.pool for group in groups}) == 2
+    assert Counter(layer for group in groups for layer in group.layers) == Counter(range(3))
+    assert len({group.pool for group in form_groups(layers[::2], 4096)}) == 1
+
+
 def test_the_first_needed_position() -> None:
     (full,), (windowed,) = form_groups(kinds("F", 1), 99), form_groups(kinds("W", 1, 4), 99)
     assert [full.first_needed(start) for start in (0, 50)] == [0, 0]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +39,9 @@ type PagePools = tuple[KVPages, ...]
 
 def cache_spec(cache: CacheConfig) -> PagePools:
     """Partition of the pages over the mesh: by heads."""
-    of_pool = pages_spec(cache.layout, MESH_AXES["kv_heads"], jnp.dtype(cache.dtype))
-    return (of_pool,) * len(cache.num_blocks)
+    of_pool = partial(pages_spec, cache.layout, MESH_AXES["kv_heads"], jnp.dtype(cache.dtype))
+    pools = range(len(cache.num_blocks))
+    return tuple(of_pool(has_values=pool_shape(cache.groups, pool).has_values) for pool in pools)
 
 
 def cache_shape(cache: CacheConfig) -> PagePools:
@@ -51,8 +53,13 @@ def cache_shape(cache: CacheConfig) -> PagePools:
 
 def group_shape(cache: CacheConfig, group: LayerGroup) -> KVPages:
     """Shapes of the pages of a pool, as the layers of a group see them."""
-    num_pages = group.pages_per_block * cache.num_blocks[group.pool]
-    return pages_shape(cache.layout, num_pages, *group.shape, cache.page_size, jnp.dtype(cache.dtype))
+    return _pages_of(cache, group, group.pages_per_block * cache.num_blocks[group.pool])
+
+
+def _pages_of(cache: CacheConfig, group: LayerGroup, num_pages: int) -> KVPages:
+    heads, head_dim, has_values = group.shape
+    dtype = jnp.dtype(cache.dtype)
+    return pages_shape(cache.layout, num_pages, heads, head_dim, cache.page_size, dtype, has_values=has_values)
 
 
 def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, free: int | None = None) -> int:
@@ -184,7 +191,7 @@ def _block_bytes(cache: CacheConfig, span: LayerSpan) -> list[int]:
     """Bytes of a block of each pool in a stage."""
     sizes = [0] * len(cache.num_blocks)
     for group in of_stage(cache.groups, span.start, span.stop):
-        page = pages_shape(cache.layout, group.pages_per_block, *group.shape, cache.page_size, jnp.dtype(cache.dtype))
+        page = _pages_of(cache, group, group.pages_per_block)
         size = sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(page))
         sizes[group.pool] = max(sizes[group.pool], size)
     return sizes

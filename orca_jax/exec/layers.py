@@ -153,7 +153,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         prepared: Any,
         q: Float[Array, "T H D"],
         k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"],
+        v: Float[Array, "T K D"] | None,
         pages: KVPages,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         num_blocks, parts = config.cache.num_blocks[group.pool], pages_in_one(group, groups)
@@ -176,7 +176,7 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         )
 
     def attend(
-        layer: int | Int[Array, ""], q: Array, k: Array, v: Array, pages: PagePools
+        layer: int | Int[Array, ""], q: Array, k: Array, v: Array | None, pages: PagePools
     ) -> tuple[Float[Array, "T H D"], PagePools]:
         own = scores.with_window(window_of_layer(windows, layer))
         group, index, prepared = of_layer(layer)

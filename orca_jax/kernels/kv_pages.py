@@ -6,6 +6,9 @@
 N = num_layers * num_pages; page p of layer l is l * num_pages + p. A page holds S consecutive tokens of one request.
 With one flat page axis for all layers, the cache is a plain carry of the scan over layers. XLA updates it in place.
 
+Pages without values have one array, whose keys are the values too: latents, for example. They are head major on every
+platform, with K = 1 or a copy for each device.
+
 Rows of packed pages fill whole lanes for every number of heads (2 * D = 128 if D = 64): TPUs neither pad nor copy
 them, and a page is one contiguous transfer. Heads are still contiguous: a mesh axis can split the last dimension.
 
@@ -16,7 +19,7 @@ one row, K's then V's of head 0 and so on: TPU kernels fetch this row alone.
 Only this file defines the position of a token in a page; fast kernels are written for one layout and refuse the other.
 """
 
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +43,7 @@ class HeadMajorPages(NamedTuple):
     """Keys and values of all layers, in separate arrays. A pytree, donated from one iteration to the next."""
 
     k: Num[Array, "N K D S"]
-    v: Num[Array, "N K D S"]
+    v: Num[Array, "N K D S"] | None  # None: the values are the keys
     k_scale: Float[Array, "N K S"] | None = None
     v_scale: Float[Array, "N K S"] | None = None
 
@@ -115,30 +118,36 @@ def pages_shape(
     head_dim: int,
     page_size: int,
     dtype: jnp.dtype,
+    *,
+    has_values: bool = True,
 ) -> KVPages:
     """Abstract pages: shapes and dtypes without memory. `num_pages` counts the pages of all layers (N)."""
 
     def scales(*shape: int) -> jax.ShapeDtypeStruct | None:
         return jax.ShapeDtypeStruct((num_pages, *shape), jnp.float32) if needs_scales(dtype) else None
 
-    if layout == "packed":
+    if layout == "packed" and has_values:
         kv = jax.ShapeDtypeStruct((num_pages, page_size, num_kv_heads * 2 * head_dim), dtype)
         return PackedPages(kv, scales(1, 2 * num_kv_heads))  # type: ignore[arg-type]
     stored = jnp.uint8 if dtype == jnp.float8_e4m3fn else dtype
     page = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), stored)
     scale = scales(num_kv_heads, page_size)
-    return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
+    return _head_major(page, scale, has_values)
 
 
-def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype) -> KVPages:
+def _head_major(page: Any, scale: Any, has_values: bool) -> HeadMajorPages:
+    """Pages with the same of all arrays: shapes, or partitions."""
+    return HeadMajorPages(page, page, scale, scale) if has_values else HeadMajorPages(page, None, scale)
+
+
+def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype, *, has_values: bool = True) -> KVPages:
     """A tree like the pages, of `PartitionSpec`: heads are split over the mesh axis `axis`."""
     is_quantised = needs_scales(dtype)
-    if layout == "packed":
+    if layout == "packed" and has_values:
         packed = PartitionSpec(None, None, axis)
         return PackedPages(packed, packed if is_quantised else None)  # type: ignore[arg-type]
     scale = PartitionSpec(None, axis, None) if is_quantised else None
-    page = PartitionSpec(None, axis, None, None)
-    return HeadMajorPages(page, page, scale, scale)  # type: ignore[arg-type]
+    return _head_major(PartitionSpec(None, axis, None, None), scale, has_values)
 
 
 def num_kv_heads(pages: KVPages, head_dim: int) -> int:
@@ -171,12 +180,12 @@ def read_page(
 ) -> tuple[Float[Array, "K D S"], Float[Array, "K D S"]]:
     """K and V of one page in `dtype`, for every layout and stored type; quantised pages need float32."""
 
+    def read(values: Num[Array, "N K D S"], scale: Float[Array, "N K S"] | None) -> Float[Array, "K D S"]:
+        return _times(widened(lax.dynamic_index_in_dim(values, page, keepdims=False), dtype), scale, page)
+
     if isinstance(pages, HeadMajorPages):
-        k, v = (
-            _times(widened(lax.dynamic_index_in_dim(values, page, keepdims=False), dtype), scale, page)
-            for values, scale in ((pages.k, pages.k_scale), (pages.v, pages.v_scale))
-        )
-        return k, v
+        k = read(pages.k, pages.k_scale)
+        return k, k if pages.v is None else read(pages.v, pages.v_scale)
     kv = lax.dynamic_index_in_dim(pages.kv, page, keepdims=False).astype(dtype)
     kv = kv.reshape(pages.page_size, -1, 2, head_dim)
     k, v = (kv[:, :, part].transpose(1, 2, 0) for part in (0, 1))
@@ -263,7 +272,7 @@ def viewed(pages: KVPages, num_kv_heads: int, head_dim: int) -> KVPages:
     if isinstance(pages, PackedPages):
         return lax.optimization_barrier(PackedPages(pages.kv.reshape(-1, pages.page_size, num_kv_heads * 2 * head_dim)))
     shape = -1, num_kv_heads, head_dim, pages.page_size
-    return lax.optimization_barrier(HeadMajorPages(pages.k.reshape(shape), pages.v.reshape(shape)))
+    return lax.optimization_barrier(jax.tree.map(lambda values: values.reshape(shape), pages))
 
 
 def like(view: KVPages, pages: KVPages) -> KVPages:

@@ -150,8 +150,9 @@ class AttentionOnly[Cache]:
         cache: Cache,
     ) -> tuple[Float[Array, "T H D"], Cache]:
         """Call the function."""
-        assert k is not None and v is not None, "each layer has keys and values of its own"
-        return self._attend(layer, q, k, v, cache)
+        assert k is not None, "each layer has pages of its own"
+        # Without values there are pages of one array, and the function is that of the engine.
+        return self._attend(layer, q, k, v, cache)  # type: ignore[arg-type]
 
     def advance(self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Cache) -> tuple[Array, Cache]:
         """Raise NotImplementedError: there are no states."""

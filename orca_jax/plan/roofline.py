@@ -91,10 +91,11 @@ def stage_seconds(
     layers = stage.weights - tables * table
     read, active = _used_weights(model, layers, span.size * itemsize / split.tensor, work.tokens)
     products = max(read / bandwidth, 2 * work.tokens * active / itemsize / flops)
-    slot = 2 * on_shards(model, split.tensor).num_kv_heads * model.head_dim * np.dtype(demand.kv_cache_dtype).itemsize
+    held, itemsize_of_pages = on_shards(model, split.tensor), np.dtype(demand.kv_cache_dtype).itemsize
     scores = 4 * model.num_heads * model.head_dim
     attention = 0.0
-    for layer in model.layer_kinds[span.start : span.stop]:
+    for layer in held.layer_caches[span.start : span.stop]:
+        slot = layer.shape.token_size * itemsize_of_pages
         of_memory, of_products = slot * work.read(layer.window) / bandwidth, scores * work.pairs(layer.window) / flops
         attention += max(of_memory, of_products) / split.tensor
     unembedding = max(table / bandwidth, 2 * work.sampled * table / of_tables / flops) if span.is_last else 0.0

@@ -8,14 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.cache_spec import LayerCache, PageShape, form_groups
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageLayout
-from orca_jax.exec.cache import allocate_cache, with_num_pages
+from orca_jax.cache_spec import LayerCache, PageShape, form_groups, one_group
+from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType, PageLayout
+from orca_jax.exec.cache import allocate_cache, cache_shape, stage_bytes, with_num_pages
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.layers import make_layers
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.rows import RowTable
+from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
 from orca_jax.model.load import tensor_mesh
+from orca_jax.model.stages import whole
 from orca_jax.step import Member
 from tests.exec.test_executor import MODEL
 
@@ -28,7 +30,7 @@ TOKENS, LENGTH, CHUNK = 30, 64, 7
 def heads_of(layer: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries, keys and values of all tokens in a layer."""
     shape, draw = LAYERS[layer].shape, np.random.default_rng(layer)
-    sizes = ((TOKENS, HEADS, shape.head_dim), *[(TOKENS, *shape)] * 2)
+    sizes = ((TOKENS, HEADS, shape.head_dim), *[(TOKENS, *shape[:2])] * 2)
     query, key, value = (jnp.asarray(draw.normal(size=size), jnp.float32) for size in sizes)
     return query, key, value
 
@@ -60,6 +62,36 @@ def structure(weights: Any) -> Any:
 def cache_of(layout: PageLayout, num_blocks: int, *, views: bool) -> CacheConfig:
     groups = form_groups(LAYERS, LENGTH, views=views)
     return with_num_pages(CacheConfig(groups, (), PAGE_SIZE, "float32", layout), num_blocks, LENGTH)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_pages_without_values_have_one_array(layout: PageLayout, dtype: PageDType) -> None:
+    """They have a pool of their own, and half of the bytes; the array of a copy of a head is on each device."""
+    model = replace(MODEL, num_kv_heads=2, head_dim=16)
+    latent = PageShape(2, 16, has_values=False)
+    groups = form_groups([LayerCache(PageShape(2, 16)), LayerCache(latent)], LENGTH)
+    assert sorted(group.pool for group in groups) == [0, 1]
+    cache = CacheConfig(groups, (5, 5), 32, dtype, layout)
+    mesh = tensor_mesh(jax.devices()[:2])
+    shapes, allocated = cache_shape(cache), allocate_cache(cache, mesh)
+    for group in groups:
+        pages, array = shapes[group.pool], allocated[group.pool]
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), pages) == jax.tree.map(lambda x: (x.shape, x.dtype), array)
+        if not group.shape.has_values:
+            assert isinstance(array, HeadMajorPages) and array.v is None and array.v_scale is None
+            assert array.k.sharding.shard_shape(array.k.shape) == (5, 1, 16, 32)
+    both, one = (
+        stage_bytes(
+            CacheConfig(one_group([LayerCache(shape)]), (5,), 32, dtype, layout), whole(replace(model, num_layers=1))
+        )
+        for shape in (PageShape(2, 16), latent)
+    )
+    if dtype == "float32" or layout == "head_major":  # packed pages have scales of pages, not of tokens
+        assert both == 2 * one
+    assert one == sum(
+        x.nbytes for x in jax.tree.leaves(allocated[next(g.pool for g in groups if not g.shape.has_values)])
+    )
 
 
 @pytest.mark.usefixtures("quick_compiles")

@@ -42,7 +42,7 @@ from orca_jax.kernels.kv_write.scatter import scatter
 def write_kv(
     pages: KVPages,
     k: Float[Array, "T K D"],
-    v: Float[Array, "T K D"],
+    v: Float[Array, "T K D"] | None,
     requests: RowArrays,
     *,
     implementation: str | None = None,
@@ -52,13 +52,14 @@ def write_kv(
     Args:
         pages: pages to update; donated by the caller, so that the update is in place.
         k: new keys of all requests, flattened.
-        v: new values.
+        v: new values; None for pages without values.
         requests: the requests, with indices into `pages`.
         implementation: "scatter", "tpu", "blocks" or "pages"; None takes the default for the layout and type.
 
     Raises:
         NotImplementedError: the implementation does not exist, or cannot write such pages.
     """
+    assert (v is None) == (isinstance(pages, HeadMajorPages) and pages.v is None), "values, or pages without them"
     by_default = "blocks" if isinstance(pages, HeadMajorPages) else "pages" if pages.is_quantised else "scatter"
     name = implementation or by_default
     if name in _PLAIN:
@@ -95,21 +96,22 @@ def _pages(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 
 
-def _blocks(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
+def _blocks(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVPages:
     """Write requests with one token first, a slot each; then the other requests, one page at a time."""
     write = _head_major if isinstance(pages, HeadMajorPages) else _packed
     written: KVPages = write(pages, k, v, requests)  # type: ignore[arg-type]
     return written
 
 
-def _head_major(pages: HeadMajorPages, k: Array, v: Array, requests: RowArrays) -> HeadMajorPages:
+def _head_major(pages: HeadMajorPages, k: Array, v: Array | None, requests: RowArrays) -> HeadMajorPages:
     """Write the stored form of each token, with its scales if pages are quantised."""
     page_table, query_start, query_len, context_len = requests
     size = pages.page_size
-    pools = [pool for pool in pages if pool is not None]  # [N, K, (D,) S]
-    new = [k.astype(pages.dtype), v.astype(pages.dtype)]  # [T, K(, D)]
+    pools, structure = jax.tree.flatten(pages)  # [N, K, (D,) S]
+    parts = [k] if v is None else [k, v]
+    new = [tokens.astype(pages.dtype) for tokens in parts]  # [T, K(, D)]
     if pages.is_quantised:
-        values, scales = zip(*(quantise_tokens(tokens, pages.dtype) for tokens in (k, v)), strict=True)
+        values, scales = zip(*(quantise_tokens(tokens, pages.dtype) for tokens in parts), strict=True)
         new = [*map(as_bytes, values), *scales]
 
     def increment(row: jax.Array, pools: list[Array]) -> list[Array]:
@@ -123,7 +125,7 @@ def _head_major(pages: HeadMajorPages, k: Array, v: Array, requests: RowArrays) 
 
     pools = lax.fori_loop(0, jnp.sum(query_len == 1), increment, pools)
     if k.shape[0] == 1:
-        return HeadMajorPages(*pools)
+        return jax.tree.unflatten(structure, pools)
     # The slice of tokens for a partly filled page may begin before the first token and end past the last.
     padded = [jnp.pad(tokens, [(size, size), *[(0, 0)] * (tokens.ndim - 1)]) for tokens in new]
 
@@ -145,7 +147,8 @@ def _head_major(pages: HeadMajorPages, k: Array, v: Array, requests: RowArrays) 
 
         return lax.fori_loop(first // size, (end + size - 1) // size, merge_page, pools)
 
-    return HeadMajorPages(*lax.fori_loop(jnp.sum(query_len == 1), jnp.sum(query_len > 0), chunk, pools))
+    pools = lax.fori_loop(jnp.sum(query_len == 1), jnp.sum(query_len > 0), chunk, pools)
+    return jax.tree.unflatten(structure, pools)
 
 
 def _packed(pages: PackedPages, k: Array, v: Array, requests: RowArrays) -> PackedPages:

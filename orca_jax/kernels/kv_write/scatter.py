@@ -7,7 +7,7 @@ from jaxtyping import Array
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, RowArrays, slots
 
 
-def scatter(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
+def scatter(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVPages:
     """Write all tokens at once, each to its slot. Padding gets a page out of range, so that its write is dropped."""
     if pages.is_quantised:
         raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
@@ -24,9 +24,12 @@ def scatter(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     slot = position % pages.page_size
 
     if isinstance(pages, PackedPages):
+        assert v is not None, "packed pages have values"
         return PackedPages(pages.kv.at[page, slot].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[page, :, :, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)
 
+    if pages.v is None or v is None:
+        return HeadMajorPages(put(pages.k, k), None)
     return HeadMajorPages(put(pages.k, k), put(pages.v, v))

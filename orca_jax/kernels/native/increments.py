@@ -55,7 +55,8 @@ def write_and_attend_increments(
     Returns:
         The attention, and the pages.
     """
-    shapes = (jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pages[:2])
+    assert pages.v is not None, "the library refuses pages without values"
+    shapes = (jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in (pages.k, pages.v))
     call = jax.ffi.ffi_call(
         INCREMENTS, (jax.ShapeDtypeStruct(queries.shape, jnp.float32), *shapes), input_output_aliases={1: 1, 2: 2}
     )

@@ -195,7 +195,7 @@ def write_and_attend(
     device: jax.Device,
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
-    v: Float[Array, "T K D"],
+    v: Float[Array, "T K D"] | None,
     pages: KVPages,
     prepared: Any,
     first_page: Int[Array, ""],
@@ -212,7 +212,7 @@ def write_and_attend(
         device: as for `prepare`, and so is `implementation`.
         q: queries.
         k: new keys of all requests, flattened.
-        v: new values.
+        v: new values; None for pages without values, and the values are the keys then.
         pages: pages of all layers; donated by the caller, so that the update is in place.
         prepared: the result of `prepare` for the same device, shapes and implementation.
         first_page: first page of this layer.

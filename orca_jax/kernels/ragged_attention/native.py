@@ -15,8 +15,8 @@ def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> 
     library = loaded_library()
     if library is None:
         return "'native' needs its library, which this process has not loaded (cpu_products)"
-    if not isinstance(pages, HeadMajorPages) or pages.dtype not in (jnp.float32, jnp.bfloat16):
-        return "'native' reads head-major pages in float32 or bfloat16"
+    if not isinstance(pages, HeadMajorPages) or pages.dtype not in (jnp.float32, jnp.bfloat16) or pages.v is None:
+        return "'native' reads head-major pages of keys and values in float32 or bfloat16"
     if pages.page_size % library.lanes or pages.page_size > library.most_tokens:
         return f"'native' reads pages of a multiple of {library.lanes} tokens, up to {library.most_tokens}"
     if q.shape[2] > library.most_channels:

@@ -194,6 +194,7 @@ def has_form(pages: KVPages, heads: int, head_dim: int) -> TypeGuard[HeadMajorPa
     """True if `attend_increment` can do such pages and is faster than matrix products, for `heads` of each KV head."""
     return (
         isinstance(pages, HeadMajorPages)
+        and pages.v is not None
         and not pages.is_quantised
         and head_dim % _CHANNELS == 0
         and pages.page_size % _LANES == 0
@@ -226,7 +227,8 @@ def attend_increment(
         scores: window and cap; the factor is in `q`.
     """
     kv_heads, heads, head_dim = q.shape
-    page_size, window = pages.page_size, scores.window
+    v_pages, page_size, window = pages.v, pages.page_size, scores.window
+    assert v_pages is not None, "see `has_form`"
     first = jnp.int32(0) if window is None else jnp.maximum(context_len - window, 0)
 
     def visit(index: jax.Array, state: _LaneSums, *, is_whole: bool) -> _LaneSums:
@@ -239,7 +241,7 @@ def attend_increment(
         weights, shrink = jnp.exp(products - top[..., None]), jnp.exp(state.top - top)
         values = state.values * shrink[..., None, None]
         for start in range(0, page_size, _LANES):
-            part = _slice(pages.v, page_list[index], 2, start, _LANES)[:, None]
+            part = _slice(v_pages, page_list[index], 2, start, _LANES)[:, None]
             if not is_whole:  # other slots may hold NaN
                 part = jnp.where(is_visible[start : start + _LANES], part, 0)
             values = values + weights[:, :, None, start : start + _LANES] * part

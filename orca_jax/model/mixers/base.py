@@ -99,7 +99,8 @@ class Mixing[Cache](Protocol):
     ) -> tuple[Float[Array, "T H D"], Cache]:
         """Write the new keys and values to the pages of a layer, and attend over these pages.
 
-        Without `k` and `v` nothing is written: `layer` is then an earlier one, whose pages another layer reads too.
+        Without `v` the pages have one array, and the values are the keys (`PageShape.has_values`). Without `k` and `v`
+        nothing is written: `layer` is then an earlier one, whose pages another layer reads too.
         """
         ...
 

@@ -38,6 +38,28 @@ def new_tokens(case: Case, arrays: Arrays) -> list[np.ndarray]:
     return [rng.standard_normal(shape).astype(np.float32) for _ in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("implementation", "case"),
+    [(way, case) for way in IMPLEMENTATIONS for case in MIXED] + [("blocks", case) for case in QUANTISED[:1]],
+    ids=lambda x: x.name if isinstance(x, Case) else x,
+)
+def test_pages_without_values_get_keys_alone(case: Case, implementation: str) -> None:
+    arrays = make_arrays(case)
+    assert isinstance(arrays.pages, HeadMajorPages)
+    k, v = new_tokens(case, arrays)
+    write = jax.jit(lambda *args: write_kv(*args, implementation=implementation))
+    one = arrays.pages._replace(v=None, v_scale=None)
+    alone, both = (
+        write(*jax.tree.map(jnp.asarray, (pages, k, values, arrays.requests)))
+        for pages, values in ((one, None), (arrays.pages, v))
+    )
+    assert alone.v is None and alone.v_scale is None
+    np.testing.assert_array_equal(alone.k, both.k)
+    assert (alone.k_scale is None) == (both.k_scale is None)
+    if both.k_scale is not None:
+        np.testing.assert_array_equal(alone.k_scale, both.k_scale)
+
+
 def row_arrays(*lists: object) -> RowArrays:
     return RowArrays(*(jnp.asarray(each, jnp.int32) for each in lists))
 

@@ -68,6 +68,27 @@ def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
     assert np.isfinite(actual).all(), "padding must stay finite, since it flows through the other layers"
 
 
+WITHOUT_VALUES = [
+    case
+    for case in CASES
+    if case.name in ("increments and chunks with padding", "window and soft cap", "int8 pages", "all heads share one")
+]
+
+
+@pytest.mark.parametrize("implementation", ["xla", "gather", "reference"])
+@pytest.mark.parametrize("case", WITHOUT_VALUES, ids=lambda case: case.name)
+def test_keys_are_the_values_of_pages_without_values(case: Case, implementation: str) -> None:
+    arrays = make_arrays(case, seed=1)
+    assert isinstance(arrays.pages, HeadMajorPages)
+    one = arrays.pages._replace(v=None, v_scale=None)
+    both = arrays.pages._replace(v=one.k, v_scale=one.k_scale)
+    used = int(arrays.requests.query_len.sum())
+    found = run(arrays._replace(pages=one), case, implementation).astype(np.float32)
+    expected = run(arrays._replace(pages=both), case, "reference").astype(np.float32)
+    np.testing.assert_allclose(found[:used], expected[:used], rtol=1e-5, atol=case.tolerance)
+    assert np.isfinite(found).all()
+
+
 PRODUCTS = [
     Case("pages of 8 tokens", ((1, 40),)),
     Case("channels in no groups of 8", ((1, 40),), head_dim=12, page_size=16),
