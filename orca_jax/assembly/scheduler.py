@@ -79,6 +79,7 @@ def _pool(
             groups=cache.groups,
             longest=budget if traits_of(config).has_token_budget else None,
             num_drafts=config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
+            num_states=cache.num_states,
         ),
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,

@@ -16,7 +16,7 @@ from typing import get_type_hints
 
 import msgspec
 
-from orca_jax.assembly.scheduler import build_scheduling
+from orca_jax.assembly.scheduler import build_scheduling, num_rows
 from orca_jax.assembly.settings import PREDICTORS, adapted
 from orca_jax.assembly.speculation import speculating
 from orca_jax.bench.feed import advance, feed
@@ -147,7 +147,12 @@ def _head(timeline: Timeline, config: EngineConfig) -> TimelineHeader:
     return replace(
         timeline.head,
         config=replace(config, trace_file=None),
-        cache=replace(cache, num_blocks=num_blocks, page_size=config.page_size or cache.page_size),
+        cache=replace(
+            cache,
+            num_blocks=num_blocks,
+            page_size=config.page_size or cache.page_size,
+            num_states=cache.num_states and max(cache.num_states, 2 * num_rows(config)),
+        ),
         budget=budget,
         buckets=(*smaller, budget) if timeline.head.buckets else (),
     )

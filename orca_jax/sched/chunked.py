@@ -136,8 +136,8 @@ class ChunkedScheduler:
                 draft.is_out_of_slots = True
                 break  # for the same reason
             left = request.num_tokens - hit.num_tokens
-            draft.choose(request, left, min(left, draft.budget), blocks, hit)
-            if reuse is not None and left > 1:
+            draft.choose(request, left, draft.chunk(request, left, hit.num_tokens), blocks, hit)
+            if reuse is not None and left > reuse.most_computed:
                 prompts.add(reuse.digest_of_prompt(request))
             spare -= blocks
             admitted += 1
@@ -169,6 +169,11 @@ class _SelectionBuilder:
             return False
         return self.num_draws < self.most_draws or num_left > self.budget
 
+    def chunk(self, request: Request, num_left: int, start: int) -> int:
+        """The next tokens of a request: all that are left, within the budget and up to a border of states."""
+        size, states = min(num_left, self.budget), self.kv.states
+        return size if states is None else states.chunk(request.row, start, size, len(request.prompt_ids))
+
     def choose(self, request: Request, num_left: int, num_tokens: int, blocks: BlockCount, hit: Hit = NO_HIT) -> None:
         self.choices.append(Choice(request, num_tokens) if hit is NO_HIT else Choice(request, num_tokens, (), hit))
         self.num_draws += num_tokens == num_left
@@ -191,7 +196,7 @@ class _SelectionBuilder:
             return
         kv, row, start = self.kv, request.row, request.num_computed
         assert row is not None, f"{request.request_id} does not run"
-        size = num_left if num_left <= self.budget else self.budget
+        size = 1 if num_left == 1 else self.chunk(request, num_left, start)
         left = kv.behind(row, start) if kv.has_windows else None
         while (blocks := kv.lacking(row, start + size)) > (free := self.free if left is None else self.free + left):
             self.is_short = True

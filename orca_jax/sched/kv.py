@@ -7,6 +7,7 @@ from orca_jax.cache_spec import NO_BLOCK, ONE_GROUP, LayerGroup, sums_by_pool
 from orca_jax.errors import ConfigError
 from orca_jax.sched.blocks import BlockCount, BlockPool, by_pool, check_covered, count_of
 from orca_jax.sched.prefix import NO_HIT, Hit, Page, PrefixCache
+from orca_jax.sched.states import States
 
 _NO_BLOCKS: tuple[Sequence[int], ...] = ()
 
@@ -37,6 +38,7 @@ class KVManager:
         groups: of layers.
         longest: without `n_slots`, most tokens of a request in one plan; None: no bound.
         num_drafts: with `n_slots`, most proposed tokens of a request in one plan.
+        num_states: blocks of recurrent states; 0: the model has none.
 
     Raises:
         ConfigError: a size is below one, or the blocks cannot cover `n_slots`.
@@ -52,13 +54,11 @@ class KVManager:
         groups: Sequence[LayerGroup] = ONE_GROUP,
         longest: int | None = None,
         num_drafts: int = 0,
+        num_states: int = 0,
     ) -> None:
-        sizes = {
-            "num_pages": min(num_blocks),
-            "page_size": page_size,
-            "num_rows": num_rows,
-            "n_slots": 1 if n_slots is None else n_slots,
-        }
+        sizes = {"num_pages": min(num_blocks), "page_size": page_size, "num_rows": num_rows}
+        if n_slots is not None:
+            sizes["n_slots"] = n_slots
         for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
@@ -80,7 +80,8 @@ class KVManager:
         self._free_rows = list(reversed(range(num_rows)))
         self._pools = [BlockPool(number, lambda name: self.prefixes.taken(name)) for number in num_blocks]
         self._pool_of = [self._pools[group.pool] for group in groups]
-        self.prefixes = PrefixCache(self._pool_of, groups, page_size)
+        self.states = States(num_states, num_rows, page_size) if num_states else None
+        self.prefixes = PrefixCache(self._pool_of, groups, page_size, self.states)
         self._held = [False] * num_rows
         self._slots_of_row: list[tuple[int, ...]] = [()] * num_rows  # by group
         self._num_pages = [0] * num_rows  # entries of a row's list in each group
@@ -272,6 +273,8 @@ class KVManager:
         if self._windows:
             self._first[row] = [0] * len(self.groups)
             self._leaves_at[row] = self._next_leave(self._first[row])
+        if self.states is not None:
+            self.states.free(row)
 
     def releasable(self, row: int | None) -> BlockCount:
         """Blocks held by this row alone; `free` makes them available."""
@@ -289,6 +292,8 @@ class KVManager:
             pool.share([*blocks[first:], *hit.sources[group : group + 1]])
             self._blocks_of_row[row][group].extend(blocks)
             self._first[row][group] = first
+        if self.states is not None:
+            self.states.begin(row, hit.num_tokens, hit.state)
         self._num_pages[row] = len(hit.blocks[0])
         self._leaves_at[row] = self._next_leave(self._first[row])
 

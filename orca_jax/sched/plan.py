@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import Hit
 from orca_jax.sched.request import Request
+from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.sched.scheduler import Selection
+from orca_jax.sched.states import States
 from orca_jax.step import BlockCopy, Member, Pools, RowSampling, StepPlan
 
 
@@ -44,6 +46,8 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
     if copies:
         for _, _, _, hit in newcomers:  # after all allocations: none of them may take a source
             pool.kv.drop(hit.sources)
+    if pool.kv.states is not None:
+        members = _with_states(members, [choice.request for choice in choices], pool.kv.states, pool.reuse)
     pool.num_plans = iteration + 1
     writes = pool.adapters.take_writes() if pool.adapters.writes else ()
     return StepPlan(iteration, tuple(members), writes, tuple(copies))
@@ -55,6 +59,18 @@ def _leave(request: Request, start: int, pool: RequestPool) -> None:
     if pool.reuse is not None and not request.is_suspect:
         pool.reuse.remember(request, request.row)  # before blocks of a page leave
     pool.kv.leave(request.row, start)
+
+
+def _with_states(
+    members: Sequence[Member], requests: Sequence[Request], states: States, reuse: PrefixReuse | None
+) -> list[Member]:
+    """The members with their moves of states; those at borders leave snapshots behind."""
+    moved = []
+    for member, request in zip(members, requests, strict=True):
+        if reuse is not None:
+            reuse.snapshot(request, member.row, member.start)
+        moved.append(member._replace(state=states.move(member.row)))
+    return moved
 
 
 def _copies(member: Member, hit: Hit) -> list[BlockCopy]:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from orca_jax.cache_spec import NO_BLOCK, LayerGroup
 from orca_jax.request import Adapter
 from orca_jax.sched.blocks import BlockName, BlockPool
+from orca_jax.sched.states import States
 
 ID_BYTES = 4
 WORTH_A_COPY = 16  # tokens that a copy must save, unless it saves all of the prompt but one
@@ -75,7 +76,9 @@ class Hit(NamedTuple):
     state: int = NO_BLOCK
 
     def without_copy(self, page_size: int) -> "Hit":
-        """The full pages alone."""
+        """The full pages alone; nothing if the model has states, since the one found is good at another position."""
+        if self.state != NO_BLOCK:
+            return NO_HIT
         num_pages = len(self.blocks[0])
         return Hit(num_pages * page_size, self.blocks) if num_pages else NO_HIT
 
@@ -90,12 +93,16 @@ class PrefixCache:
         pools: of each group; the cache gives names in them, and must get those of the blocks that they take.
         groups: of layers.
         page_size: tokens of a full page.
+        states: of a model with recurrent layers; a hit then ends at a snapshot.
     """
 
-    def __init__(self, pools: Sequence[BlockPool], groups: Sequence[LayerGroup], page_size: int) -> None:
+    def __init__(
+        self, pools: Sequence[BlockPool], groups: Sequence[LayerGroup], page_size: int, states: States | None = None
+    ) -> None:
         self.watcher: CacheWatcher | None = None
         self._pools = pools
         self._page_size = page_size
+        self._states = states
         self._full = [index for index, group in enumerate(groups) if group.window is None]
         self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
         self._blocks: list[dict[bytes, int]] = [{} for _ in groups]  # by digest, for each group
@@ -142,14 +149,19 @@ class PrefixCache:
             ids: returns the ids from a position on, as bytes, up to `most` and to the end of a page.
         """
         count = self._num_full(digests)
+        if self._states is not None:
+            return self._at_snapshot(self._states, digests[:count], start, ids)
         parent = digests[count - 1] if count else start
         source, num_copied = b"", 0
         if parent in self._following:
             source, num_copied = self._inside(parent, count, most, ids)
         if not count and not num_copied:
             return NO_HIT
-        found = list(digests[:count])
-        size = self._page_size
+        return self._hit(digests[:count], num_copied, source)
+
+    def _hit(self, found: Sequence[bytes], num_copied: int, source: bytes, state: int = NO_BLOCK) -> Hit:
+        """The hit of these full pages, and of tokens to copy from another one."""
+        count, size = len(found), self._page_size
         blocks: list[Sequence[int]] = [()] * len(self._blocks)
         for group in self._full:
             named = self._blocks[group]
@@ -158,7 +170,27 @@ class PrefixCache:
             named, first = self._blocks[group], layers.first_needed(count * size) // size
             blocks[group] = [NO_BLOCK] * first + [named[digest] for digest in found[first:]]
         sources = tuple([named[source] for named in self._blocks]) if num_copied else ()
-        return Hit(count * size + num_copied, tuple(blocks), sources)
+        return Hit(count * size + num_copied, tuple(blocks), sources, state)
+
+    def _at_snapshot(self, states: States, found: Sequence[bytes], start: bytes, ids: Callable[[int], bytes]) -> Hit:
+        """The hit that ends at the longest snapshot within these pages, or within the one after them."""
+        for count in range(len(found), -1, -1):
+            parent = found[count - 1] if count else start
+            if not states.follows(parent):
+                continue
+            if any([self._with_window(*group, found, count) < count for group in self._windows]):
+                continue
+            for begun, state in states.find(parent, ids(count * self._page_size), ID_BYTES):
+                source = self._page_with(parent, begun)
+                if source or not begun:
+                    return self._hit(found[:count], len(begun) // ID_BYTES, source, state)
+        return NO_HIT
+
+    def _page_with(self, parent: bytes, begun: bytes) -> bytes:
+        """A page after `parent` that begins with these ids, in all groups; b"" if there is none."""
+        following = self._following.get(parent, ())
+        place = bisect_left(following, (begun, b""))
+        return following[place][1] if begun and following[place:] and following[place][0].startswith(begun) else b""
 
     def roots_of(self, hit: Hit) -> frozenset[bytes]:
         """The roots of all pages of a hit, directly after `find`."""
@@ -168,17 +200,23 @@ class PrefixCache:
                 name = None if block == NO_BLOCK else pool.name_of(block)
                 if name is not None:
                     found |= self._pages[name[1]].roots
+        if self._states is not None:
+            found |= self._states.roots_of(hit.state)
         return frozenset(found)
 
     def forget(self, roots: frozenset[bytes]) -> None:
         """Erase all pages with one of these roots. Kept blocks become free; holders keep theirs, unfindable."""
         for page in [page for page in self._pages.values() if page.roots & roots]:
             self._erase_page(page)
+        if self._states is not None:
+            self._states.forget(roots)
 
     def forget_all(self) -> None:
         """Erase all pages. Kept blocks become free; holders keep theirs, unfindable."""
         for page in list(self._pages.values()):
             self._erase_page(page)
+        if self._states is not None:
+            self._states.forget(None)
 
     def taken(self, name: BlockName) -> None:
         """Erase the content of a block that its pool takes for a new one."""
@@ -243,7 +281,9 @@ class PrefixCache:
                 self._erase((group, page.digest))
 
     def check_integrity(self) -> None:
-        """Assert that names, pages and the index agree. Raises AssertionError."""
+        """Assert that names, pages and the index agree, and the snapshots too. Raises AssertionError."""
+        if self._states is not None:
+            self._states.check_integrity()
         for group, named in enumerate(self._blocks):
             for digest, block in named.items():
                 assert self._pools[group].name_of(block) == (group, digest), f"block {block} has another name"

@@ -5,18 +5,24 @@ from collections.abc import Collection, Iterable
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.prefix import NO_HIT, Hit, Page
 from orca_jax.sched.request import Request, id_bytes, page_digest
+from orca_jax.sched.states import Snapshot
 
 
 class PrefixReuse:
     """Finds the beginnings of waiting requests, and adds the pages of others to the prefix cache.
 
     Full pages enter it when their tokens are computed, the last page of a prompt too, and the last page of a request
-    when it leaves its row. A request waits while another one computes the same prompt.
+    when it leaves its row. A request waits while another one computes the same prompt. With recurrent states snapshots
+    enter it too.
+
+    Attributes:
+        most_computed: others wait for a prompt while more tokens of it than these are to be computed.
     """
 
     def __init__(self, kv: KVManager) -> None:
         self._kv = kv
         self._size = kv.page_size
+        self.most_computed = 1 if kv.states is None else kv.states.worth
         self._computing: dict[bytes, Request] = {}  # by the digest of a prompt: the request that computes it
 
     def find(self, request: Request) -> Hit:
@@ -37,7 +43,9 @@ class PrefixReuse:
             request: waits for its row.
             chosen: digests of the prompts of requests chosen before it.
         """
-        if not (self._computing or chosen) or not request.may_read_prefixes or len(request.prompt_ids) == 1:
+        if not (self._computing or chosen) or not request.may_read_prefixes:
+            return False
+        if len(request.prompt_ids) <= self.most_computed:
             return False
         digest = self.digest_of_prompt(request)
         return digest in chosen or digest in self._computing
@@ -61,7 +69,7 @@ class PrefixReuse:
             request.num_computed = hit.num_tokens
         request.remembers_at = min((request.num_remembered + 1) * self._size, num_prompt)
         digest = self.digest_of_prompt(request)
-        if request.num_computed < num_prompt - 1:
+        if num_prompt - request.num_computed > self.most_computed:
             self._computing.setdefault(digest, request)
 
     def end(self, request: Request, row: int) -> None:
@@ -70,6 +78,14 @@ class PrefixReuse:
         if not request.is_suspect:
             self.remember(request, row)
             self._remember_last(request, row, min(request.num_computed, request.num_tokens))
+            if self._kv.states is not None and request.num_computed >= self._kv.states.worth:
+                self._keep_state(request, row, request.num_computed)
+
+    def snapshot(self, request: Request, row: int, start: int) -> None:
+        """Keep the state of a row at a border, for a plan that starts there."""
+        assert self._kv.states is not None, "the model has no states"
+        if not request.is_suspect and self._kv.states.is_border(row, start, len(request.prompt_ids)):
+            self._keep_state(request, row, start)
 
     def remember(self, request: Request, row: int) -> None:
         """Add pages of a running request, as far as their ids are known to the host."""
@@ -119,6 +135,17 @@ class PrefixReuse:
             digest = page_digest(parent, ids)
             request.roots = request.roots or frozenset((digest,))
             self._kv.remember(row, index, Page(digest, parent, ids, request.roots, is_full=False))
+
+    def _keep_state(self, request: Request, row: int, num_tokens: int) -> None:
+        """Make the state of a row after so many tokens a snapshot, if the host knows their ids."""
+        if num_tokens > request.num_tokens:
+            return
+        assert self._kv.states is not None, "the model has no states"
+        index, num_begun = divmod(num_tokens, self._size)
+        parent, ids = self._digest_before(request, index), id_bytes(request.ids_from(index * self._size, num_begun))
+        digest = page_digest(parent, ids) if ids else parent
+        request.roots = request.roots or frozenset((digest,))
+        self._kv.states.name(row, Snapshot(digest, parent, ids, request.roots))
 
     def _is_computed(self, request: Request) -> bool:
         """End the wait for the prompt of a request; False if no request waits for it."""

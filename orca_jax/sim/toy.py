@@ -144,6 +144,7 @@ class ToyExecutor:
         check_pages: read each context back through its tables of blocks before sampling, in time proportional to its
             length, as far as windows reach. Otherwise a running sum is trusted.
         groups: of layers. The model has all tokens in each of them, and reads back those within its window.
+        num_states: blocks of states; 0: the model has none.
 
     Attributes:
         adapters: the number of each adapter by its key; the owner of the executor adds and removes them.
@@ -161,6 +162,7 @@ class ToyExecutor:
         override: Override | None = None,
         check_pages: bool = True,
         groups: Sequence[LayerGroup] = ONE_GROUP,
+        num_states: int = 0,
     ) -> None:
         self.stats = ExecutorStats()
         self._vocab_size = vocab_size
@@ -169,7 +171,7 @@ class ToyExecutor:
         self._override = override
         self._check_pages = check_pages
         self.adapters: dict[str, int] = {}
-        self._memory = ToyMemory(vocab_size, num_blocks, page_size, num_rows, groups)
+        self._memory = ToyMemory(vocab_size, num_blocks, page_size, num_rows, groups, num_states)
         self._in_flight: deque[_ToyHandle] = deque()
         self._awaiting: _ToyHandle | None = None  # submitted, and waits for the allowed ids
         self._ready_at = 0.0  # the time at which the device has done all its work
@@ -194,6 +196,7 @@ class ToyExecutor:
             self._memory.slots[write.slot] = self.adapters[write.adapter]
         # First all writes, then all reads, as on a device: a page in two rows shows in both.
         self._memory.copy(plan.copies)
+        self._memory.check_moves(plan.members)
         for member in plan.members:
             self._memory.write(member)
         if self._check_pages:

@@ -33,7 +33,8 @@ class ToyMemory:
     """Rows, and simulated blocks of ids in each group of layers. A wrong plan raises an AssertionError.
 
     Each group has all tokens, as each layer of a model has. A row loses the blocks that no later token reads. Reading
-    one of these, or one that another row has got, raises.
+    one of these, or one that another row has got, raises. A state is the number of a row's tokens and their sum.
+    Reading one of other tokens raises: the block was never written, or another row wrote into it.
 
     Args:
         vocab_size: ids are below it.
@@ -41,10 +42,17 @@ class ToyMemory:
         page_size: slots in a block.
         num_rows: rows of plans are below it.
         groups: of layers.
+        num_states: blocks of states; 0: the model has none.
     """
 
     def __init__(
-        self, vocab_size: int, num_blocks: Sequence[int], page_size: int, num_rows: int, groups: Sequence[LayerGroup]
+        self,
+        vocab_size: int,
+        num_blocks: Sequence[int],
+        page_size: int,
+        num_rows: int,
+        groups: Sequence[LayerGroup],
+        num_states: int = 0,
     ) -> None:
         self._vocab_size = vocab_size
         self._page_size = page_size
@@ -54,6 +62,7 @@ class ToyMemory:
             [[None] * page_size for _ in range(number)] for number in num_blocks
         ]
         self._readers: list[list[set[tuple[int, int]]]] = [[set() for _ in range(number)] for number in num_blocks]
+        self._states: list[tuple[int, int] | None] = [None] * num_states
         self._rows: dict[int, ToyRow] = {}
         self._copied: set[tuple[int, int]] = set()  # pools and targets of the copies of the current plan
         self.slots: dict[int, int] = {0: 0}  # the number of the adapter in each slot
@@ -75,6 +84,15 @@ class ToyMemory:
         for pool, target, content in contents:
             self._slots[pool][target] = content
 
+    def check_moves(self, members: Sequence[Member]) -> None:
+        """Check that no member of a plan writes a state block that another one reads or writes."""
+        moves = [member.state for member in members if member.state is not None]
+        assert len(moves) == (len(members) if self._states else 0), "a member lacks its state, or has one too many"
+        assert len({move.target for move in moves}) == len(moves), "a state block is the target of two members"
+        for move in moves:
+            others = [other for other in moves if other is not move]
+            assert move.target not in [other.source for other in others], f"state {move.target} is read and written"
+
     def write(self, member: Member) -> None:
         """Write a member's ids into its blocks, and check every claim of its plan."""
         assert 0 <= member.row < self._num_rows, f"row {member.row} of {self._num_rows}"
@@ -90,9 +108,28 @@ class ToyMemory:
         assert member.start <= len(row.sums), (
             f"{member.request_id} starts at {member.start} after {len(row.sums)} tokens"
         )
+        is_repeated = member.start < len(row.sums)  # by an ended request in its place: it has no use for a state
+        if member.state is not None and not is_repeated:
+            self._check_state(member, row)
         del row.sums[member.start :], row.ids[member.start :]
         row.start = member.start
         self._append(member.row, ids)
+        if member.state is not None:
+            self._states[member.state.target] = None if is_repeated else (len(row.sums), row.sums[-1])
+
+    def _check_state(self, member: Member, row: ToyRow) -> None:
+        """Read the state that a member continues from."""
+        assert member.state is not None, "no state"
+        source = member.state.source
+        if source == NO_BLOCK:
+            assert not member.start, f"{member.request_id} starts at {member.start} from zeros"
+            return
+        assert member.start, f"{member.request_id} does not start from zeros"
+        found = self._states[source]
+        assert found is not None, f"{member.request_id} reads state {source}, which was never written"
+        assert found == (member.start, row.sums[member.start - 1]), (
+            f"{member.request_id} starts at {member.start} and reads state {source}, which is that of other tokens"
+        )
 
     def _append(self, index: int, ids: list[int]) -> None:
         row = self._rows[index]

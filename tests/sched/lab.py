@@ -76,7 +76,10 @@ class RecordingExecutor(ToyExecutor):
     """A toy executor with a record of every plan."""
 
     def __init__(self, num_rows: int, kv: KVManager, override: Override | None) -> None:
-        super().__init__(VOCAB, kv.num_blocks, kv.page_size, num_rows, override=override, groups=kv.groups)
+        num_states = 0 if kv.states is None else kv.states.num_states
+        super().__init__(
+            VOCAB, kv.num_blocks, kv.page_size, num_rows, override=override, groups=kv.groups, num_states=num_states
+        )
         self.plans: list[StepPlan] = []
 
     def submit(self, plan: StepPlan) -> Handle:
@@ -102,19 +105,23 @@ class Lab:
         num_loras: int = 0,
         groups: Sequence[LayerGroup] = ONE_GROUP,
         num_drafts: int = 0,
+        spare_states: int | None = None,
     ) -> None:
         self.max_bs = max_bs
         self.n_slots = n_slots
         rows = max_bs * (n_workers if shape is None else shape.stages)
+        num_states = 0 if spare_states is None else rows + spare_states
         if shape is None:
             num_blocks = fewest_blocks(groups, n_slots + rows * (page_size - 1), page_size)
-            self.kv = KVManager(num_blocks, page_size, rows, n_slots, groups=groups, num_drafts=num_drafts)
+            self.kv = KVManager(
+                num_blocks, page_size, rows, n_slots, groups=groups, num_drafts=num_drafts, num_states=num_states
+            )
             scheduler = SCHEDULERS[name](max_bs, n_workers)
         else:
             per_group = shape.num_pages or rows * -(-max_model_len // page_size)
             num_blocks = fewest_blocks(groups, per_group * page_size, page_size)
             longest = shape.budget + num_drafts
-            self.kv = KVManager(num_blocks, page_size, rows, groups=groups, longest=longest)
+            self.kv = KVManager(num_blocks, page_size, rows, groups=groups, longest=longest, num_states=num_states)
             scheduler = ChunkedScheduler(
                 max_bs,
                 shape.budget,
@@ -184,6 +191,7 @@ class Lab:
         assert not self.engine.has_work, "requests starve"
         assert by_pool(self.kv.num_free_blocks) == self.kv.num_blocks
         assert self.kv.num_held_rows == 0
+        assert self.kv.states is None or not self.kv.states.num_live
         assert self.kv.reserved_slots == self.kv.no_blocks
 
     @property

@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[SchedulerName, dict[str, Any], bool]] = {
 }
 
 
-def make_lab(kind: str, dice: Random) -> Lab:
+def make_lab(kind: str, dice: Random, has_states: bool = False) -> Lab:
     """A lab with random sizes, and blocks for one and a half of the longest requests or more."""
     name, settings, speculates = KINDS[kind]
     page_size = dice.randint(1, 6)
@@ -53,6 +53,8 @@ def make_lab(kind: str, dice: Random) -> Lab:
         "num_drafts": 4 if speculates else 0,
         "eos": [EOS],
     }
+    if has_states:
+        sizes["spare_states"] = sizes["max_bs"] * settings.get("stages", 1) + dice.randint(0, 9)
     if name == "chunked":
         spare = dice.choice((0, LONGEST // 2, 4 * LONGEST))
         budget = dice.randint(6, 20)
@@ -62,10 +64,10 @@ def make_lab(kind: str, dice: Random) -> Lab:
     return speculative_lab(name, **sizes)[0] if speculates else Lab(name, **sizes)
 
 
-def play(kind: str, seed: int, num_steps: int) -> Lab:
+def play(kind: str, seed: int, num_steps: int, has_states: bool = False) -> Lab:
     """Arrivals, steps, aborts and preemptions in random order; then every answer is compared with the toy's own."""
     dice = Random(f"{kind} {seed}")
-    lab = make_lab(kind, dice)
+    lab = make_lab(kind, dice, has_states)
     stems = [[dice.randrange(VOCAB) for _ in range(dice.randint(0, 24))] for _ in range(3)]
     wanted: dict[str, tuple[list[int], SamplingParams]] = {}
     aborted = set[str]()
