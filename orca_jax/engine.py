@@ -30,6 +30,7 @@ _STATE = frozenset(
         "free_pages",
         "reserved_slots",
         "group_blocks",
+        "state_blocks",
         "running_loras",
         "waiting_loras",
     }
@@ -66,6 +67,7 @@ class EngineStats:
     late_grammars: int = 0  # given up, since compiling took too long
     late_adapters: int = 0  # given up, since reading took too long
     group_blocks: tuple[int, ...] = ()  # of rows in each group of layers; a shared block counts for each row
+    state_blocks: tuple[int, ...] = ()  # of recurrent states: of rows, snapshots, and the others; () without states
 
     @property
     def mean_batch_size(self) -> float:
@@ -336,6 +338,7 @@ class Engine:
             free_pages=sum(by_pool(kv.num_free_blocks)),
             reserved_slots=sum(by_pool(kv.reserved_slots)),
             group_blocks=kv.used_by_group(),
+            state_blocks=() if kv.states is None else kv.states.by_use(),
             running_loras=tuple(adapters.running) if adapters.num_slots else (),
             waiting_loras=tuple(adapters.waiting) if adapters.num_slots else (),
             spec_decode_drafts=drafts.num_drafts,

@@ -71,15 +71,10 @@ class States:
         self._snapshots: dict[bytes, tuple[Snapshot, int]] = {}  # with its block, by digest
         self._following: dict[bytes, dict[bytes, bytes]] = {}  # parent -> ids -> digest
 
-    @property
-    def num_live(self) -> int:
-        """The number of blocks that rows hold."""
-        return self.num_states - self._pool.num_free
-
-    @property
-    def num_snapshots(self) -> int:
-        """The number of snapshots that a request could begin with."""
-        return len(self._snapshots)
+    def by_use(self) -> tuple[int, int, int]:
+        """The numbers of blocks that rows hold, of snapshots, and of the others."""
+        num_free, num_snapshots = self._pool.num_free, len(self._snapshots)
+        return self.num_states - num_free, num_snapshots, num_free - num_snapshots
 
     def border_after(self, begin: int, start: int, num_prompt: int) -> int:
         """The first border after position `start`.

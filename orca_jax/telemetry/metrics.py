@@ -56,6 +56,9 @@ class EngineSeries:
         self.pages_used = Gauge("kv_pages_used", "KV cache pages in use.")
         self.pages_total = Gauge("kv_pages", "KV cache pages in total.")
         self.group_blocks = Gauge("kv_group_blocks", "KV cache blocks of requests, by group of layers.", ("group",))
+        self.state_blocks = Gauge(
+            "kv_state_blocks", "Blocks of recurrent states: of running requests, snapshots, and unused ones.", ("use",)
+        )
         self.host_per_iteration = Gauge(
             "host_seconds_per_iteration",
             "Mean host time of an iteration in Python, between the last two heartbeats with iterations.",

@@ -254,6 +254,11 @@ class ServerObserver:
         engine.group_blocks.clear()
         for group, blocks in enumerate(() if stats is None else stats.group_blocks):
             engine.group_blocks.set(blocks, (str(group),))
+        engine.state_blocks.clear()
+        for use, blocks in zip(
+            ("requests", "snapshots", "unused"), () if stats is None else stats.state_blocks, strict=False
+        ):
+            engine.state_blocks.set(blocks, (use,))
         if self._max_loras:
             running_loras, waiting_loras = ((), ()) if stats is None else (stats.running_loras, stats.waiting_loras)
             gateway.show_loras(self._max_loras, running_loras, waiting_loras, time.time())

@@ -191,7 +191,7 @@ class Lab:
         assert not self.engine.has_work, "requests starve"
         assert by_pool(self.kv.num_free_blocks) == self.kv.num_blocks
         assert self.kv.num_held_rows == 0
-        assert self.kv.states is None or not self.kv.states.num_live
+        assert self.kv.states is None or not self.kv.states.by_use()[0]
         assert self.kv.reserved_slots == self.kv.no_blocks
 
     @property

@@ -49,7 +49,7 @@ def test_moves_by_hand() -> None:
     text = serve(lab, "A", list(range(14)), SamplingParams(max_tokens=3, temperature=0))
     assert lab.batches == ["A8-", "A5-", "A1", "A1", "A1"]
     assert moves(lab, "A") == [(-1, 0), (0, 1), (1, 2), (2, 2), (2, 2)]
-    assert lab.kv.states is not None and (lab.kv.states.num_snapshots, lab.kv.states.num_live) == (3, 0)
+    assert lab.engine.stats.state_blocks == (0, 3, 45)
     lab.add("X", 1, 1)  # prompt: the id 1
     lab.engine.add("B", list(range(14)), SamplingParams(max_tokens=2, temperature=0))
     lab.engine.add("C", [*text, 1, 2, 3, 4, 5], SamplingParams(max_tokens=1, temperature=0))
@@ -190,7 +190,7 @@ def test_new_weights_forget_all_snapshots() -> None:
     lab = state_lab()
     serve(lab, "A", list(range(20)))
     lab.kv.prefixes.forget_all()
-    assert lab.kv.states is not None and lab.kv.states.num_snapshots == 0
+    assert lab.engine.stats.state_blocks == (0, 0, 48)
     serve(lab, "B", list(range(20)))
     assert computed(lab, "B") == 20
 

@@ -187,7 +187,7 @@ def test_distribution_counts_as_prometheus_defines(values: list[tuple[float, int
 def test_heartbeats() -> None:
     observer = ServerObserver(ServerConfig())
     engine = {"running": 3, "waiting": 2, "free_pages": 75, "preemptions": 4, "iterations": 10}
-    engine |= {"cache_queries": 50, "cache_hits": 20, "group_blocks": (20, 5)}
+    engine |= {"cache_queries": 50, "cache_hits": 20, "group_blocks": (20, 5), "state_blocks": (3, 8, 1)}
     seconds = {"schedule_seconds": 0.1, "update_seconds": 0.2}
     executor = {
         **{"tokens": 50, "padding_tokens": 6, "compiles": 8, "compiles_while_serving": 1, "launches": 11},
@@ -200,6 +200,7 @@ def test_heartbeats() -> None:
         **{"kv_pages_used": 25, "kv_pages": 100, "num_preemptions_total": 4, "iterations_total": 10},
         **{"prefix_cache_queries_total": 50, "prefix_cache_hits_total": 20},
         **{"kv_group_blocks{group=0}": 20, "kv_group_blocks{group=1}": 5},
+        **{"kv_state_blocks{use=requests}": 3, "kv_state_blocks{use=snapshots}": 8, "kv_state_blocks{use=unused}": 1},
         **{"iteration_tokens_total": 50, "padding_tokens_total": 6, "compiles_total": 8, "launches_total": 11},
         **{"compiles_while_serving_total": 1, "host_seconds_per_iteration": 0.06, "engine_restarts_total": 0},
         **{"engine_seconds_total{part=dispatch}": 9.0, "engine_seconds_total{part=wait}": 2.0},
