@@ -177,7 +177,7 @@ class Layout:
             begin += each.num_groups
             table = view[each.name].reshape(each.num_groups, self.num_rows, each.width)[:, :used]
             if each.window is None:
-                table[:] = own[:, row]
+                table[:] = own.take(row, axis=1)
                 continue
             page = np.maximum(first - (each.window - 1), 0) // self.page_size
             view[each.first_page][:used] = page

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from orca_jax.cache_spec import NO_BLOCK
 from orca_jax.exec.sampling.fields import COLUMNS
 from orca_jax.step import Member, RowSampling
 
@@ -53,16 +54,19 @@ class RowTable:
         """Apply the changes of a plan."""
         for member in members:
             for group, blocks in enumerate(member.new_blocks):
-                first = member.num_old_blocks
-                entries = self.blocks[group, member.row, first : first + len(blocks)]
-                entries[:] = blocks
-                np.maximum(entries, 0, out=entries)  # NO_BLOCK is not an index
+                self._set_blocks(group, member.row, member.num_old_blocks, blocks)
             if member.sampling is not None:
                 self._set_sampling(member.row, member.sampling)
 
     def has_adapters(self, rows: Sequence[int]) -> bool:
         """True if a request of these rows has an adapter."""
         return bool(self.slot[rows].any())
+
+    def _set_blocks(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
+        """Write entries of a row from `first` on. `NO_BLOCK` is not an index; a hit has it in the first entries."""
+        if blocks and blocks[0] == NO_BLOCK:
+            blocks = np.maximum(blocks, 0).tolist()
+        self.blocks[group, row, first : first + len(blocks)] = blocks
 
     def _set_sampling(self, row: int, sampling: RowSampling) -> None:
         for name, column in COLUMNS.items():
