@@ -10,13 +10,13 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 Check = Callable[[Any], None]
 
-__all__ = ["Settings", "expect", "run", "settings"]
+__all__ = ["Settings", "expect", "parser", "run", "settings"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +31,21 @@ class Settings:
 
 def settings(description: str | None) -> Settings:
     """Read the flags of every program."""
-    parser = argparse.ArgumentParser(description=description)
+    args = parser(description).parse_args()
+    return Settings(args.url, args.model, args.api_key, args.report)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser of the flags of every program."""
+    made = argparse.ArgumentParser(description=description)
     for name, text in (
         ("--url", "URL of the server, without a path"),
         ("--model", "name of the model"),
         ("--api-key", "API key of the server"),
     ):
-        parser.add_argument(name, required=True, help=text)
-    parser.add_argument("--report", type=Path, required=True, help="file for the results, as JSON")
-    args = parser.parse_args()
-    return Settings(args.url, args.model, args.api_key, args.report)
+        made.add_argument(name, required=True, help=text)
+    made.add_argument("--report", type=Path, required=True, help="file for the results, as JSON")
+    return made
 
 
 def expect(holds: object, what: str) -> None:
@@ -49,13 +54,13 @@ def expect(holds: object, what: str) -> None:
         raise AssertionError(what)
 
 
-def run(checks: Sequence[Check], subject: Any, packages: Sequence[str], report: Path) -> int:
+def run(checks: Sequence[Check], subject: Any, packages: Sequence[str] | Mapping[str, str], report: Path) -> int:
     """Run every check, also after a failure, and write the report.
 
     Args:
         checks: functions of the subject; their names are the checks' names.
         subject: argument of every check, usually a client.
-        packages: packages to report the versions of.
+        packages: packages of Python to report the versions of, or the versions by name.
         report: file that gets `{"versions": ..., "checks": [{"name", "seconds", "error"}]}`.
 
     Returns:
@@ -71,6 +76,7 @@ def run(checks: Sequence[Check], subject: Any, packages: Sequence[str], report: 
             traceback.print_exc()
         rows.append({"name": check.__name__, "seconds": round(time.monotonic() - start, 2), "error": error})
         print(f"{'ok' if error is None else 'FAILED':7}{check.__name__}", file=sys.stderr, flush=True)
-    versions = {name: importlib.metadata.version(name) for name in packages}
+    is_known = isinstance(packages, Mapping)
+    versions = packages if is_known else {name: importlib.metadata.version(name) for name in packages}
     report.write_text(json.dumps({"versions": versions, "checks": rows}, indent=1), encoding="utf-8")
     return int(any(row["error"] is not None for row in rows))

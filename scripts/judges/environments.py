@@ -42,20 +42,27 @@ def python_environment(folder: Path, name: str, version: str) -> Path:
     return python
 
 
-def node_modules(folder: Path, name: str) -> Path:
-    """A folder with current `node_modules`. Raises SystemExit."""
-    wanted = "".join((HERE / file).read_text(encoding="utf-8") for file in ("package.json", "package-lock.json"))
+def node_modules(folder: Path, name: str, source: Path = HERE) -> Path:
+    """A folder with the current `node_modules` of the packages listed in `source`. Raises SystemExit.
+
+    Without a lock there, npm chooses the versions of what the packages need. Install scripts are left out, but for the
+    script `setup` of package.json.
+    """
+    files = [file for file in (source / "package.json", source / "package-lock.json") if file.exists()]
+    wanted = "".join(file.read_text(encoding="utf-8") for file in files)
     target = folder / name
     if not is_current(target, wanted):
         npm = shutil.which("npm")
         if npm is None:
-            raise SystemExit("error: openai-node needs Node.js with npm; install it or put it on PATH")
+            raise SystemExit(f"error: {name} needs Node.js with npm; install it or put it on PATH")
         print(f"making the environment {name}", file=sys.stderr, flush=True)
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        for file in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / file, target)
-        call([npm, "--prefix", str(target), "ci", "--no-audit", "--no-fund", "--ignore-scripts"])
+        for file in files:
+            shutil.copy(file, target)
+        install = ["ci"] if len(files) == 2 else ["install", "--no-package-lock"]
+        call([npm, "--prefix", str(target), *install, "--no-audit", "--no-fund", "--ignore-scripts"])
+        call([npm, "--prefix", str(target), "run", "--if-present", "setup"])
         (target / STAMP).write_text(wanted, encoding="utf-8")
     return target
 

@@ -6,14 +6,17 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_table import AGENTS
 from environments import HERE, node_modules, python_environment
 from recorder import Exchange, Recorder
 from serving import serving
+from tests.agents.checkpoint import write_checkpoint
 from tests.openai.shapes import check_response
 
 ROOT = HERE.parents[1]
@@ -24,11 +27,12 @@ __all__ = ["JUDGES", "Judge", "Outcome", "judge"]
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """One third-party client: its program, its environment, and its server."""
+    """One third-party client: its program, its environment, and its server. `served` is another name of the model."""
 
     program: str
     environment: str
     model: str = "preset:toy"
+    served: str = ""
     flags: Sequence[str] = ()
     python: str = "3.12"
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -39,6 +43,7 @@ TALKS = ("--chat-template", str(HERE / "chat_template.jinja"), "--tool-call-pars
 FEW_ROWS = (*TALKS, "--max-num-seqs", "4")  # one check fills all rows
 NO_NETWORK = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(FOLDER / "hugging-face"), "TOKENIZERS_PARALLELISM": "false"}
 LLAMA = FOLDER / "models" / "llama"
+CODERS = FOLDER / "models" / "coders"
 JUDGES: Mapping[str, Judge] = {
     "openai-python-2": Judge("judge_openai.py", "openai2", flags=FEW_ROWS),
     "openai-python-3": Judge("judge_openai.py", "openai3", flags=FEW_ROWS),
@@ -57,6 +62,10 @@ JUDGES: Mapping[str, Judge] = {
         python="3.11",
         variables=NO_NETWORK,
     ),
+    **{
+        name: Judge("judge_agent.py", "agents", str(CODERS / name), served="coder", flags=("--max-num-seqs", "8"))
+        for name in AGENTS
+    },
 }
 
 
@@ -88,6 +97,10 @@ def judge(name: str) -> Outcome:
     if judge_.environment == "node":
         modules = node_modules(FOLDER, judge_.environment)
         command = ["node", str(HERE / judge_.program), "--modules", str(modules)]
+    elif name in AGENTS:
+        modules = node_modules(FOLDER, judge_.environment, HERE / "agents")
+        command = [sys.executable, str(HERE / judge_.program), "--modules", str(modules), "--agent", name]
+        write_checkpoint(CODERS / name, AGENTS[name].call)
     else:
         python = python_environment(FOLDER, judge_.environment, judge_.python)
         command = [str(python), str(HERE / judge_.program)]
@@ -95,7 +108,8 @@ def judge(name: str) -> Outcome:
         LLAMA.mkdir(parents=True, exist_ok=True)
         subprocess.run([*command, "--make", str(LLAMA)], check=True, env={**os.environ, **judge_.variables})
     key = f"sk-{secrets.token_hex(16)}"
-    with serving(ROOT, ["--model", judge_.model, *judge_.flags], key) as server:
+    names = ["--served-model-name", judge_.served] if judge_.served else []
+    with serving(ROOT, ["--model", judge_.model, *names, *judge_.flags], key) as server:
         with Recorder(server.port, hold_to_shapes).running() as recorder:
             outcome = run(command, judge_, f"http://127.0.0.1:{recorder.port}", key)
         outcome.statuses, outcome.violations = recorder.statuses, recorder.violations
@@ -120,7 +134,7 @@ def run(command: Sequence[str], judge_: Judge, url: str, key: str) -> Outcome:
     """Run the client's program and read its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        flags = ["--url", url, "--model", judge_.model, "--api-key", key, "--report", str(report)]
+        flags = ["--url", url, "--model", judge_.served or judge_.model, "--api-key", key, "--report", str(report)]
         # Some clients read the key only from the environment.
         variables = {**os.environ, "OPENAI_API_KEY": key, **judge_.variables}
         done = subprocess.run([*command, *flags], cwd=folder, env=variables)

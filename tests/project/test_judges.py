@@ -151,5 +151,6 @@ def test_requirements_are_pinned() -> None:
     for file in files:
         lines = file.read_text(encoding="utf-8").splitlines()
         assert lines and all(line.count("==") == 1 and "@" not in line for line in lines), file.name
-    packages = json.loads((ROOT / "scripts" / "judges" / "package.json").read_text(encoding="utf-8"))["dependencies"]
-    assert all(version[0].isdecimal() for version in packages.values())
+    for file in (ROOT / "scripts" / "judges").rglob("package.json"):
+        packages = json.loads(file.read_text(encoding="utf-8"))["dependencies"]
+        assert packages and all(version[0].isdecimal() for version in packages.values())

@@ -1,0 +1,50 @@
+"""The calls of opencode 1.18.33 and Qwen Code 0.24.4 in one tool turn: recorded keys, types, lengths."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orca_jax.config import EngineConfig
+from orca_jax.server_config import ServerConfig
+from tests.fixtures.agents.recorded import filled
+from tests.openai.chats import deltas
+from tests.project.source import ROOT
+from tests.serve.played import READY, Stage, events, on_stage, saying
+
+LARGE = msgspec.structs.replace(READY, max_model_len=200_000, n_slots=200_000)
+TEMPLATE = """{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}
+{%- if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}<assistant>"""
+ARGUMENTS = '{"command": "cat note.txt"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "shortest"), [("opencode", "bash", 25_000), ("qwen_code", "run_shell_command", 60_000)]
+)
+def test_a_tool_turn(name: str, tool: str, shortest: int, tmp_path: Path) -> None:
+    file = ROOT / "tests" / "fixtures" / "agents" / f"{name}.json"
+    recorded = filled(json.loads(file.read_text(encoding="utf-8")))
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATE, encoding="utf-8")
+
+    async def act(stage: Stage) -> None:
+        await stage.service.set_ready(LARGE)
+        prompts = []
+        async with stage.http() as http:
+            for turn in ("first", "second"):
+                body = {**recorded["fields"], "model": "m", "tools": recorded["tools"], "messages": recorded[turn]}
+                answer = await http.post("/v1/chat/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                calls = [call for delta in deltas(answer) for call in delta.get("tool_calls") or []]
+                assert [call["function"]["name"] for call in calls if call["function"].get("name")] == [tool]
+                assert "".join(call["function"].get("arguments", "") for call in calls) == ARGUMENTS
+                assert "x-orca-ignored-fields" not in answer.headers
+                assert events(answer)[-1]["usage"]["prompt_tokens"] == len(stage.link.submitted[-1].prompt_ids)
+                prompts.append(bytes(stage.link.submitted[-1].prompt_ids).decode())
+        first, second = prompts
+        assert len(first) > shortest and second.startswith(first), "all of the first prompt is found in the cache"
+        assert second.rindex("<tool>") > second.rindex("<user>"), "the result of the tool comes last"
+
+    config = ServerConfig(EngineConfig(model="m"), chat_template=str(path), tool_call_parser="hermes")
+    on_stage(saying(f'<tool_call>{{"name": "{tool}", "arguments": {ARGUMENTS}}}</tool_call>'), act, config, chats=True)
