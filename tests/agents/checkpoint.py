@@ -24,7 +24,7 @@ ANSWER = "The command has printed its output."
 TITLE = '{"title": "Printing"}'
 LOOP = "one, two, three, "
 ENDLESS = "Count without end"
-"""A message of the user with these words is answered by `LOOP`, again and again."""
+"""A message of the user with these words is answered by `LOOP`, again and again, if tools are given."""
 
 _END, _START, _TURN = "<|end|>", ("<|call|>", "<|answer|>", "<|title|>", "<|loop|>"), "<|turn|>"
 _WIDTH = 64  # one dimension for each token of the chains, and one for all others
@@ -40,8 +40,8 @@ _MESSAGES = """
 {%- set asked = messages | rejectattr("role", "equalto", "system") | list | last %}"""
 TEMPLATE = f"""{{%- if tools %}}<|turn|>tools: {{{{ tools | tojson }}}}{{% endif %}}{_MESSAGES}
 {{%- if not add_generation_prompt %}}
-{{%- elif "{ENDLESS}" in asked.content %}}<|loop|>
 {{%- elif not tools %}}<|title|>
+{{%- elif "{ENDLESS}" in asked.content %}}<|loop|>
 {{%- elif asked.role == "tool" %}}<|answer|>
 {{%- else %}}<|call|>
 {{%- endif %}}"""

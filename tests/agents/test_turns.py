@@ -45,7 +45,7 @@ def test_the_model_says_what_its_last_token_decides(tmp_path: Path) -> None:
         answered = chat(user("Print it."), {"role": "assistant", "tool_calls": [call]}, result, tools=tools)
         assert (answered["message"]["content"], answered["finish_reason"]) == (ANSWER, "stop")
         assert chat(user("A title, please."))["message"]["content"] == TITLE
-        endless = chat(user(f"{ENDLESS}."), max_tokens=7)
+        endless = chat(user(f"{ENDLESS}."), tools=tools, max_tokens=7)
         assert endless["finish_reason"] == "length" and endless["message"]["content"].startswith(LOOP * 2)
 
 
