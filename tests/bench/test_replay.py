@@ -63,6 +63,19 @@ def test_a_replay_has_the_recorded_groups_and_pools() -> None:
     assert more.head.cache.num_blocks == (64, 4 * 3)
 
 
+def test_a_replay_has_the_recorded_states() -> None:
+    """Chunks end at borders in both; with more rows than recorded there is a state for each of them."""
+    lab = TracedLab(max_bs=3, shape=Shape(budget=30, depth=1), spare_states=4)
+    for name, num_prompt, max_tokens in (("A", 21, 3), ("B", 34, 5)):
+        lab.add(name, num_prompt, max_tokens)
+    lab.run()
+    run = lab.timeline
+    again = replay(run, run.head.config, COST)
+    assert batches(again) == batches(run) and (0, 0, 20) in batches(run)[0]
+    assert again.head.cache.num_states == 7
+    assert replay(run, dataclasses.replace(run.head.config, max_num_seqs=9), COST).head.cache.num_states == 18
+
+
 def test_the_fit_knows_windows() -> None:
     """The cost of a pair is found, and not if layers with windows count as if they read all tokens."""
     windows = groups_of(None, 32, 32, 32)

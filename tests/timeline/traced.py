@@ -33,7 +33,8 @@ class TracedLab(Lab):
             check_in_interval=shape.check_in_interval if shape else 1,
             speculative_config=speculative,
         )
-        cache = CacheConfig(self.kv.groups, self.kv.num_blocks, self.kv.page_size, "float32")
+        num_states = 0 if self.kv.states is None else self.kv.states.num_states
+        cache = CacheConfig(self.kv.groups, self.kv.num_blocks, self.kv.page_size, "float32", num_states=num_states)
         budget = shape.budget if shape else 1000
         head = TimelineHeader(TIMELINE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
         self.parts: list[bytes] = []
