@@ -118,7 +118,7 @@ class LocalEngine:
         if call.stream:
             raise ApiError(400, "stream must be false or left out: a batch returns whole answers", "stream")
         job = await endpoint.prepare(service, call, row_id)
-        if names := {*ignored.known, *ignored.unknown, *job.ignored} - self._ignored:
+        if names := {*ignored.known, *ignored.unknown, *job.ignored, *job.left_out} - self._ignored:
             self._warn_of(names, row.line)
         renderer = endpoint.renderer(service.model.tokenizer, job, call)
         self._thread.reads_at_once = bool(job.stops)  # nothing else runs in this event loop before the call is sent

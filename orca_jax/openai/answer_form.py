@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from orca_jax.openai.conversation import ToolRules
 from orca_jax.openai.errors import ApiError
+from orca_jax.openai.formats import AskedForm, asked_form, enforced_tools
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.chat import ChatRequest
-from orca_jax.openai.schema.structured import structured_output
 from orca_jax.request import StructuredOutput
-from orca_jax.text.calls.grammar import CannotEnforceError, calls_or_format, is_strict, text_with_calls
+from orca_jax.text.calls.grammar import CannotEnforceError, calls_or_format, text_with_calls
 from orca_jax.text.reasoning import ReasoningParser, opening_of, thinking_first
-from orca_jax.text.tools import ToolParser
+from orca_jax.text.tools import ToolParser, forced_tools_schema, is_strict
 
 
 class AnswerForm(NamedTuple):
@@ -21,6 +21,7 @@ class AnswerForm(NamedTuple):
     make_parser: Callable[[], ToolParser] | None  # makes a parser for each choice; None: all is text
     shows_special_tokens: bool  # the parser reads some
     ignored: tuple[str, ...] = ()  # fields without effect on this model
+    left_out: tuple[str, ...] = ()  # paths in schemas that are not enforced
     has_reasoning: bool = False  # the parser separates it
 
 
@@ -30,42 +31,45 @@ def answer_form(service: Service, call: ChatRequest, rules: ToolRules, prompt: s
     Raises:
         ApiError: fields of the call contradict each other.
     """
-    structured, ignored = _constraint(service, call, rules)
+    asked, ignored = _constraint(service, call, rules)
     make_calls, tags, specials = rules.make_parser, service.model.think_tags, service.model.specials
-    form = AnswerForm(structured, make_calls, rules.shows_special_tokens, ignored)
+    form = AnswerForm(asked.structured, make_calls, rules.shows_special_tokens, ignored, asked.left_out)
     if tags is None or (opening := opening_of(prompt, tags, bool(call.continue_final_message))) == "closed":
         return form
-    return AnswerForm(
-        None if structured is None else thinking_first(structured, tags, opening, specials),
-        lambda: ReasoningParser(tags, opening, None if make_calls is None else make_calls()),
-        form.shows_special_tokens or not specials.keys().isdisjoint(tags),
-        ignored,
+    return form._replace(
+        structured=None if form.structured is None else thinking_first(form.structured, tags, opening, specials),
+        make_parser=lambda: ReasoningParser(tags, opening, None if make_calls is None else make_calls()),
+        shows_special_tokens=form.shows_special_tokens or not specials.keys().isdisjoint(tags),
         has_reasoning=True,
     )
 
 
-def _constraint(
-    service: Service, call: ChatRequest, rules: ToolRules
-) -> tuple[StructuredOutput | None, tuple[str, ...]]:
+def _constraint(service: Service, call: ChatRequest, rules: ToolRules) -> tuple[AskedForm, tuple[str, ...]]:
     """The constraint on the text after the reasoning, and the ignored fields. Raises ApiError."""
-    answer = structured_output(call.response_format, call.structured_outputs)
-    if rules.structured is not None:  # the answer is a call, without a text in a format
+    parallel = call.parallel_tool_calls is not False
+    if rules.forced is not None:  # the answer is a call, without a text in a format
         if call.structured_outputs is not None:
             message = 'structured_outputs cannot be combined with a forced call: set tool_choice to "auto" or "none"'
             raise ApiError(400, message, "structured_outputs")
-        return rules.structured, ()
+        tools, left_out = enforced_tools(rules.shown, is_forced=True)
+        schema = forced_tools_schema(tools, rules.forced, parallel)
+        return AskedForm(StructuredOutput("json_schema", schema), left_out), ()
+    asked = asked_form(call.response_format, call.structured_outputs)
     if rules.make_parser is None:
-        return answer, ()
-    tools, name = rules.shown, service.model.tool_call_parser
+        return asked, ()
+    name = service.model.tool_call_parser
     assert name is not None, "a parser reads the calls"
-    if answer is None and not any([is_strict(tool) for tool in tools]):
-        return None, ()
-    specials, parallel = service.model.specials, call.parallel_tool_calls is not False
+    answer = asked.structured
+    if answer is None and not any([is_strict(tool) for tool in rules.shown]):
+        return asked, ()
+    tools, _ = enforced_tools(rules.shown, is_forced=False)
+    specials = service.model.specials
     try:
         if answer is None:
-            return text_with_calls(name, tools, specials, parallel), ()
-        return calls_or_format(name, tools, answer, specials, parallel), ()
+            return AskedForm(text_with_calls(name, tools, specials, parallel)), ()
+        return asked._replace(structured=calls_or_format(name, tools, answer, specials, parallel)), ()
     except CannotEnforceError:
         ignored = ("tools.function.strict",)
         loose = [{**tool, "function": {**tool["function"], "strict": False}} for tool in tools]
-        return (None if answer is None else calls_or_format(name, loose, answer, specials, parallel)), ignored
+        free = None if answer is None else calls_or_format(name, loose, answer, specials, parallel)
+        return asked._replace(structured=free), ignored

@@ -18,6 +18,7 @@ from orca_jax.openai.conversation import (
     unread_fields,
 )
 from orca_jax.openai.errors import ApiError, PromptTooLong
+from orca_jax.openai.formats import reading
 from orca_jax.openai.generation import Job, Piece, whole_parts
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
@@ -65,7 +66,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     _check(service, call)
     rules = tool_rules(call, service)
     prompt, text = await _fitting_prompt(service, call, rules)
-    form = answer_form(service, call, rules, text)
+    form = await reading(call, lambda: answer_form(service, call, rules, text))
     requests = engine_requests(
         service,
         call,
@@ -98,6 +99,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
         has_short_call_ids=service.model.tool_call_parser == "mistral",
         renamed=_renamed(call),
         ignored=(*unread_fields(service, call), *rules.ignored, *form.ignored),
+        left_out=form.left_out,
         cut_limit=cut_limit(call, requests),
     )
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from orca_jax.link.admission import Deadlines
 from orca_jax.openai.answer import DONE, KEEP_ALIVE, error_event
 from orca_jax.openai.errors import ApiError
+from orca_jax.openai.formats import asked_form, reading
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
@@ -25,7 +26,6 @@ from orca_jax.openai.params import (
 )
 from orca_jax.openai.schema.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from orca_jax.openai.schema.completion import CompletionRequest
-from orca_jax.openai.schema.structured import structured_output
 from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
 
@@ -54,6 +54,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
     needs_ranking = candidates > (call.n or 1)
     num_logprobs = 0 if call.logprobs is None and needs_ranking else call.logprobs
     num_prompt_logprobs = _most(call.prompt_logprobs, call.logprobs if call.echo else None)
+    form = await reading(call, lambda: asked_form(call.response_format, call.structured_outputs))
     requests = engine_requests(
         service,
         call,
@@ -62,7 +63,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
         urgency_of(call, caller),
         logprobs=num_logprobs,
         prompt_logprobs=num_prompt_logprobs,
-        structured=structured_output(call.response_format, call.structured_outputs),
+        structured=form.structured,
         cache_salt=salt_of(service, call, caller),
         bad_token_ids=await bad_words_of(service, call),
     )
@@ -82,6 +83,7 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
         keeps_ids=num_logprobs is not None or num_prompt_logprobs is not None or bool(call.return_token_ids),
         scores_only=call.max_tokens == 0,
         renamed={"structured_outputs": "response_format"} if call.structured_outputs is None else None,
+        left_out=form.left_out,
         cut_limit=cut_limit(call, requests),
     )
 

@@ -24,8 +24,7 @@ from orca_jax.openai.schema.chat import (
     plain_messages,
 )
 from orca_jax.openai.schema.tokens import TokenizeRequest
-from orca_jax.request import StructuredOutput
-from orca_jax.text.tools import ToolParser, check_tools, forced_parser, forced_tools_schema, tool_name, tool_parser
+from orca_jax.text.tools import ToolParser, check_tools, forced_parser, tool_name, tool_parser
 
 PlainTool = Mapping[str, Any]
 TEMPLATE_FIELDS = ("reasoning_effort", "enable_thinking")
@@ -40,7 +39,7 @@ class ToolRules(NamedTuple):
     """The effect of a call's tools on its prompt and answer."""
 
     shown: list[PlainTool]  # passed to the chat template
-    structured: StructuredOutput | None = None  # form of the text, if a call is forced
+    forced: str | Mapping[str, Any] | None = None  # "required" or the named function, if a call is forced
     make_parser: Callable[[], ToolParser] | None = None  # makes a parser of calls for each choice
     ignored: tuple[str, ...] = ()  # fields without effect on this model
     shows_special_tokens: bool = False  # the markers of calls may be special tokens
@@ -149,10 +148,10 @@ def tool_rules(call: ChatRequest, service: Service) -> ToolRules:
         if choice is None or choice == "auto":
             return _by_the_model(tools, service)
         plain: str | dict[str, Any] = msgspec.to_builtins(choice) if isinstance(choice, NamedTool) else choice
-        schema = forced_tools_schema(tools, plain, parallel=call.parallel_tool_calls is not False)
+        forced_parser(tools, plain)
     except RequestError as error:
         raise ApiError(400, error.message, error.param) from None
-    return ToolRules(tools, StructuredOutput("json_schema", schema), lambda: forced_parser(tools, plain))
+    return ToolRules(tools, plain, lambda: forced_parser(tools, plain))
 
 
 def _check_shown(service: Service, messages: Sequence[ChatMessage]) -> None:

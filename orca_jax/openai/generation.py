@@ -58,6 +58,7 @@ class Job:
     has_short_call_ids: bool = False  # nine characters, the only ids that Mistral's templates accept
     renamed: dict[str, str] | None = None  # parameter name of the engine -> field name in the call, if different
     ignored: Sequence[str] = ()  # fields without effect on this model
+    left_out: Sequence[str] = ()  # paths in schemas of the call that are not enforced
     cut_limit: int | None = None  # of generated tokens, if that of the call is larger than the rest of the context
 
 

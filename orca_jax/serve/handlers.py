@@ -24,7 +24,7 @@ LARGE_BODY = 256 * 1024  # bytes; a thread parses longer bodies
 IGNORED_FIELDS = "x-orca-ignored-fields"  # header of an answer
 CUT_LIMIT = "x-orca-max-tokens"  # header of an answer: the limit, if that of the call exceeds the context
 OTHER_FIELD = "other"  # label of the metric for fields that only --unknown-fields accepts
-MAX_NAMES, MAX_NAMED = 32, 64  # names in the header, and characters of each
+MAX_NAMES, MAX_NAMED = 32, 128  # names in the header, and characters of each
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -79,8 +79,8 @@ async def read_request[T: msgspec.Struct](
 
 
 def headers_of(service: Service, job: Job, ignored: Ignored) -> dict[str, str]:
-    """The headers that name what an answer leaves out: ignored fields, and a limit beyond the context."""
-    headers = report_ignored(service, Ignored((*ignored.known, *job.ignored), ignored.unknown))
+    """The headers that name what an answer leaves out: fields, keywords of schemas, and a limit beyond the context."""
+    headers = report_ignored(service, Ignored((*ignored.known, *job.ignored), (*ignored.unknown, *job.left_out)))
     return headers if job.cut_limit is None else headers | {CUT_LIMIT: str(job.cut_limit)}
 
 

@@ -14,20 +14,22 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from orca_jax.errors import RequestError, is_panic
 from orca_jax.request import StructuredOutput, TokenSet, token_set
 from orca_jax.text.composed import composed_source
-from orca_jax.text.json_schema import SchemaTooLargeError, closed
+from orca_jax.text.schemas.keywords import WrongSchemaError
+from orca_jax.text.schemas.prepared import MAX_SCHEMA, prepared
 from orca_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # this name exists only for type checkers
     from llguidance._lib import JsonCompileOptions
 
 PARAM = "structured_outputs"
-MAX_SOURCE = 64 * 1024  # characters of a schema, a regular expression, a list of choices or a grammar
-MAX_COMPOSED = 4 * MAX_SOURCE  # characters of all parts of a composed output, each of them within MAX_SOURCE
-MAX_NESTING = 64  # of a JSON schema
+MAX_SOURCE = 64 * 1024  # characters of a regular expression, a list of choices or a grammar
+MAX_COMPOSED = 4 * MAX_SCHEMA  # characters of all parts of a composed output, each of them within its own limit
 MAX_REASON = 300  # characters of the library's error to repeat
 
-# Without unlimited blanks, and with an error for unknown keywords.
-_COMPACT: "JsonCompileOptions" = {"whitespace_flexible": False, "lenient": False}
+# Without unlimited blanks, with an error for unknown keywords, and without \uXXXX: the library would take such a
+# spelling of a listed name for another name, whose value is free.
+_COMPACT: "JsonCompileOptions" = {"whitespace_flexible": False, "lenient": False, "json_allowed_escapes": 'nrbtf\\"'}
+_SIZES = {"json_schema": 2 * MAX_SCHEMA, "composed": MAX_COMPOSED}
 _REMEDIES = {
     "json_object": "report this as a bug of the server",
     "json_schema": "correct the schema, and leave out unsupported keywords",
@@ -66,7 +68,7 @@ class GrammarFactory:
             raise RequestError(
                 "structured outputs need an end token, and the config of this model has none", param=PARAM
             )
-        _check_size(structured, MAX_COMPOSED if structured.kind == "composed" else MAX_SOURCE)
+        _check_size(structured)
         try:
             return self._compile(structured)
         except UnicodeEncodeError:
@@ -181,12 +183,7 @@ def _source(structured: StructuredOutput) -> str:
         schema = _read_json(kind, value)
         if not isinstance(schema, dict):
             raise _refused(kind, "a schema must be a JSON object")
-        _check_nesting(schema)
-        try:
-            whole = closed(schema)
-        except SchemaTooLargeError as error:
-            raise _refused(kind, str(error)) from None
-        return LLMatcher.grammar_from_json_schema(_json_text(whole), overrides=_COMPACT)
+        return LLMatcher.grammar_from_json_schema(_json_text(_enforced(schema)), overrides=_COMPACT)
     if kind == "composed":
         try:
             return composed_source(value, _part_source)
@@ -201,14 +198,24 @@ def _source(structured: StructuredOutput) -> str:
     return LLMatcher.grammar_from_lark(value)
 
 
+def _enforced(schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        whole = prepared(schema)
+    except WrongSchemaError as error:
+        raise _refused("json_schema", str(error)) from None
+    for path, reason in whole.left_out.items():
+        raise _refused("json_schema", f"{path[:MAX_REASON]}: {reason}")
+    return whole.schema
+
+
 def _part_source(part: StructuredOutput) -> str:
     """Return the grammar of a part for llguidance."""
-    _check_size(part, MAX_SOURCE)
+    _check_size(part)
     return _source(part)
 
 
-def _check_size(structured: StructuredOutput, most: int) -> None:
-    size = len(structured.value)
+def _check_size(structured: StructuredOutput) -> None:
+    size, most = len(structured.value), _SIZES.get(structured.kind, MAX_SOURCE)
     if size > most:
         raise RequestError(f"{structured.kind} has {size} characters, and must have at most {most}", param=PARAM)
 
@@ -246,21 +253,6 @@ def _json_text(schema: object) -> str:
         raise _refused("json_schema", "it contains a number that is too large") from None
     text.encode()  # raises an error for half of a surrogate pair
     return text
-
-
-def _check_nesting(schema: object) -> None:
-    level = [schema]
-    for _ in range(MAX_NESTING):
-        level = [part for outer in level for part in _parts(outer)]
-        if not level:
-            return
-    raise _refused("json_schema", f"it is nested more than {MAX_NESTING} levels deep")
-
-
-def _parts(value: object) -> Collection[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _reason(matcher: LLMatcher) -> str:

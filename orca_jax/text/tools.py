@@ -17,7 +17,8 @@ from orca_jax.text.calls.dialects import (
     tool_parser,
 )
 from orca_jax.text.calls.parser import OutputPart, Reasoning, ToolCall
-from orca_jax.text.json_schema import MAPS
+from orca_jax.text.schemas.keywords import MAPS
+from orca_jax.text.schemas.prepared import PreparedSchema, prepared
 
 __all__ = [
     "DIALECTS",
@@ -30,6 +31,8 @@ __all__ = [
     "forced_parser",
     "forced_tools_schema",
     "inferred_parser",
+    "is_strict",
+    "prepared_tool",
     "tool_name",
     "tool_parser",
 ]
@@ -119,6 +122,11 @@ def tool_name(tool: Mapping[str, Any]) -> str:
     return str(tool["function"]["name"])
 
 
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    """True if the arguments of a tool must match its schema, also if the model calls it by its own choice."""
+    return tool["function"].get("strict") is True
+
+
 def _check_parameters(where: str, value: object) -> None:
     if value is None:
         return
@@ -143,6 +151,16 @@ def parameters_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if not found:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object", **found}
+
+
+def prepared_tool(tool: Mapping[str, Any]) -> tuple[Mapping[str, Any], PreparedSchema]:
+    """Return a tool with parameters for a grammar, without the texts for readers, and what the grammar leaves out.
+
+    Raises:
+        WrongSchemaError: its parameters are not a JSON schema, or too large.
+    """
+    found = prepared(parameters_of(tool))
+    return {**tool, "function": {**tool["function"], "parameters": found.schema}}, found
 
 
 def _moved(schema: Any, root: str) -> Any:

@@ -278,8 +278,8 @@ def test_continuous_usage_counts_what_was_sent(path: str) -> None:
 def test_structured_fields_reach_the_engine() -> None:
     _, link = chat(saying("{}"), response_format={"type": "json_object"})
     assert link.submitted[0].params.structured == StructuredOutput("json_object")
-    _, link = chat(saying("{}"), response_format={"type": "text"}, structured_outputs={"json": '{"a": 1}'})
-    assert link.submitted[0].params.structured == StructuredOutput("json_schema", '{"a": 1}')
+    _, link = chat(saying("{}"), response_format={"type": "text"}, structured_outputs={"json": '{"const": 1}'})
+    assert link.submitted[0].params.structured == StructuredOutput("json_schema", '{"const":1}')
     for bad in ({}, {"regex": "a", "choice": ["b"]}, {"json_object": False}, {"choice": []}):
         assert error_of(chat(saying("x"), structured_outputs=bad)[0])["param"].startswith("structured_outputs")
     assert READY.tokenizer == "byte"

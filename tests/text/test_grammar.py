@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from orca_jax.bundled import demo_directory
 from orca_jax.errors import RequestError
 from orca_jax.request import StructuredOutput
-from orca_jax.text.grammar import MAX_NESTING, MAX_SOURCE, GrammarConstraint, GrammarFactory
+from orca_jax.text.grammar import MAX_SOURCE, GrammarConstraint, GrammarFactory
+from orca_jax.text.schemas.prepared import MAX_NESTING
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 END = 256
@@ -293,10 +294,10 @@ def test_bombs_do_not_go_off(demo, name: str) -> None:
 
 
 def test_out_of_fuel_in_the_middle_is_an_error_of_the_request() -> None:
-    kind, value = BOMBS["optional"]
-    constraint = BYTES.compile(StructuredOutput(kind, value))
+    options = [{"type": "object", "properties": {f"k{n}": {}}} for n in range(2500)]
+    constraint = BYTES.compile(StructuredOutput("json_schema", schema_of(type="array", items={"anyOf": options})))
     with pytest.raises(RequestError, match="became too complex") as caught:
-        follow(constraint, b'{"k1":1,"k2":2}')
+        follow(constraint, b'[{"k1":1}]')
     assert caught.value.param == "structured_outputs"
 
 

@@ -9,8 +9,9 @@ import msgspec
 from orca_jax.openai import chat
 from orca_jax.openai.conversation import tool_rules, unread_fields
 from orca_jax.openai.errors import ApiError
+from orca_jax.openai.formats import moved
 from orca_jax.openai.generation import Job
-from orca_jax.openai.messages.conversion import IGNORED, NAMES, converted
+from orca_jax.openai.messages.conversion import IGNORED, NAMES, PLACES, converted
 from orca_jax.openai.messages.errors import MESSAGES
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.messages import MessagesRequest
@@ -36,6 +37,7 @@ async def prepare(service: Service, call: MessagesRequest, name: str, caller: st
         endpoint=MESSAGES,
         renamed=renamed,
         ignored=(*same.ignored, *_own_names(job.ignored)),
+        left_out=moved(job.left_out, PLACES),
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from orca_jax.openai.conversation import settled_system
 from orca_jax.openai.errors import ApiError
+from orca_jax.openai.formats import PARAMETERS, SCHEMA
 from orca_jax.openai.schema.chat import (
     AssistantMessage,
     CalledFunction,
@@ -41,6 +42,7 @@ BILLING = "x-anthropic-billing-header"
 """Beginning of a block of instructions that Claude Code puts first. It differs in each call."""
 NAMES = {
     "max_completion_tokens": "max_tokens",
+    SCHEMA: "output_config.format.schema",
     "response_format": "output_config.format",
     "function.parameters": "input_schema",
     "function.name": "name",
@@ -54,6 +56,8 @@ IGNORED = {
     "messages.reasoning": "messages.content.thinking",
 }
 """Names of ignored fields of a chat -> the names here."""
+PLACES = {SCHEMA: "output_config.format.schema", PARAMETERS: "tools.input_schema"}
+"""Schemas of a chat -> the schemas here."""
 _CHOICES: Mapping[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any": "required", "none": "none"}
 _ALLOWED: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "user": (TextBlock, ToolResultBlock),

@@ -9,9 +9,10 @@ import msgspec
 from orca_jax.openai import chat
 from orca_jax.openai.conversation import settled_system, tool_rules
 from orca_jax.openai.errors import ApiError
+from orca_jax.openai.formats import moved
 from orca_jax.openai.generation import Job
 from orca_jax.openai.model import Service
-from orca_jax.openai.responses.conversion import FIELDS, FlatTools, chat_of, tools_of
+from orca_jax.openai.responses.conversion import FIELDS, PLACES, FlatTools, chat_of, tools_of
 from orca_jax.openai.responses.items import (
     ModelResponse,
     ShownFunction,
@@ -68,7 +69,10 @@ class ResponseCall:
             *self._ignored(),
             *(FIELDS.get(name, name) for name in job.ignored if name != "reasoning_effort" or not self._stops_thinking),
         ]
-        return dataclasses.replace(job, id=self.begun.id, endpoint=ENDPOINT, renamed=renamed, ignored=ignored)
+        left_out = moved(job.left_out, PLACES)
+        return dataclasses.replace(
+            job, id=self.begun.id, endpoint=ENDPOINT, renamed=renamed, ignored=ignored, left_out=left_out
+        )
 
     async def num_tokens(self) -> int:
         """The number of tokens of the prompt. Raises ApiError."""

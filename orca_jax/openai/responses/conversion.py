@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from orca_jax.openai.errors import ApiError
+from orca_jax.openai.formats import OBJECT_SCHEMA, PARAMETERS, SCHEMA
 from orca_jax.openai.schema.chat import (
     AllowedList,
     AllowedTools,
@@ -41,11 +42,15 @@ FIELDS = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    SCHEMA: "text.format.schema",
     "response_format": "text.format",
+    "function.parameters": "parameters",
     "reasoning_effort": "reasoning.effort",
     "messages.reasoning": "input.reasoning",
 }
 """Field of a chat -> field of a response."""
+PLACES = {SCHEMA: "text.format.schema", OBJECT_SCHEMA: "text.format.schema", PARAMETERS: "tools.parameters"}
+"""Schema of a chat -> schema of a response."""
 
 
 class FunctionName(NamedTuple):

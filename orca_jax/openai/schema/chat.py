@@ -86,7 +86,13 @@ class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     name: Name
     description: str | None = None
     parameters: Annotated[JsonObject | None, Meta(description="JSON schema of the arguments, an object.")] = None
-    strict: Annotated[bool | None, Meta(description="A call that is not forced matches its schema, too.")] = None
+    strict: Annotated[
+        bool | None,
+        Meta(
+            description="A call that is not forced matches its schema, too. Refuse a keyword that cannot be enforced. "
+            "Otherwise it is left out, and the header names it."
+        ),
+    ] = None
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,7 +31,7 @@ _EXTRA: UnusedFields = {
     **dict.fromkeys(("id", "index", "metadata", "provider_specific_fields", "providerOptions"), ignored(OF_CLIENT)),
     "cache_control": COMMON["cache_control"],
 }
-_STRICT: UnusedFields = {"strict": ignored("a schema is always enforced")}
+_STRICT: UnusedFields = {"strict": ignored("it belongs beside the schema")}
 
 _BLOCK: UnusedFields = {
     **_EXTRA,
@@ -98,7 +98,7 @@ NESTED: Mapping[str, UnusedFields] = {
         "block_binding": ignored("signatures are not checked"),
     },
     "OutputConfig": {"task_budget": ignored("max_tokens limits each answer")},
-    "OutputSchema": _STRICT,
+    "OutputSchema": {"strict": ignored("keywords that cannot be enforced are left out and named")},
     "InputText": _OF_PART,
     "OutputText": {
         **_OF_PART,

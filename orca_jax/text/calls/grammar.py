@@ -11,8 +11,7 @@ from orca_jax.request import StructuredOutput
 from orca_jax.text.calls.dialects import DIALECTS, Tools
 from orca_jax.text.calls.members import kinds_of
 from orca_jax.text.composed import composed, literal
-from orca_jax.text.json_schema import MAPS
-from orca_jax.text.tools import call_schema, parameters_of, tool_name
+from orca_jax.text.tools import call_schema, is_strict, parameters_of, tool_name
 
 _ANY = "ANY: /(?s:.*)/"
 # Keywords of a schema that allows strings of any form.
@@ -38,11 +37,6 @@ class _Form(NamedTuple):
     parts: Mapping[str, StructuredOutput] = {}
 
 
-def is_strict(tool: Mapping[str, Any]) -> bool:
-    """True if the arguments of a tool must match its schema, also if the model calls it by its own choice."""
-    return tool["function"].get("strict") is True
-
-
 def calls_or_format(
     name: str, tools: Tools, answer: StructuredOutput, specials: Mapping[str, int], parallel: bool
 ) -> StructuredOutput:
@@ -50,7 +44,7 @@ def calls_or_format(
 
     Args:
         name: of the dialect of the calls, one of `DIALECTS`.
-        tools: the tools of the request.
+        tools: the tools of the request; those with strict arguments after `prepared_tool`.
         answer: the format.
         specials: the id of each special token by its text.
         parallel: True if there may be several calls.
@@ -87,7 +81,7 @@ def text_with_calls(name: str, tools: Tools, specials: Mapping[str, int], parall
 
 def _form(name: str, tools: Tools, specials: Mapping[str, int]) -> _Form:
     assert name in DIALECTS, "the name is of a known dialect"
-    schemas = {tool_name(tool): _bare(parameters_of(tool)) if is_strict(tool) else {"type": "object"} for tool in tools}
+    schemas = {tool_name(tool): parameters_of(tool) if is_strict(tool) else {"type": "object"} for tool in tools}
     match name:
         case "hermes":
             end = literal("</tool_call>", specials)
@@ -103,23 +97,6 @@ def _form(name: str, tools: Tools, specials: Mapping[str, int]) -> _Form:
         case "qwen3_coder":
             return _tagged(tools, specials)
     return _pythonic(tools)
-
-
-def _bare(schema: Any) -> Any:
-    """Return a schema without its texts for readers, which are most of the characters of many schemas."""
-    if isinstance(schema, list):
-        return [_bare(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    bare: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in MAPS and isinstance(value, Mapping):  # its keys are names
-            bare[key] = {name: _bare(one) for name, one in value.items()}
-        elif key in ("const", "enum"):  # values, not schemas
-            bare[key] = value
-        elif key not in ("description", "title", "examples", "default"):
-            bare[key] = _bare(value)
-    return bare
 
 
 def _mistral(schemas: Mapping[str, Mapping[str, Any]], specials: Mapping[str, int]) -> _Form:
@@ -144,7 +121,7 @@ def _tagged(tools: Tools, specials: Mapping[str, int]) -> _Form:
             rules.append(f'tool{number}: {name} "\\n"? any_member*')
             continue
         members = []
-        for at, (key, schema, is_required) in enumerate(_members(_bare(parameters_of(tool)))):
+        for at, (key, schema, is_required) in enumerate(_members(parameters_of(tool))):
             rule = f"member{number}_{at}"
             members.append(rule if is_required else f"{rule}?")
             value = _tagged_value(rule, schema, rules, parts)
@@ -183,7 +160,7 @@ def _pythonic(tools: Tools) -> _Form:
     for number, tool in enumerate(tools):
         name = f"tool{number}"
         names.append(name)
-        members = _members(_bare(parameters_of(tool))) if is_strict(tool) else None
+        members = _members(parameters_of(tool)) if is_strict(tool) else None
         if members is None:
             rules.append(f'{name}: {json.dumps(tool_name(tool) + "(")} any_members? ")"')
             continue

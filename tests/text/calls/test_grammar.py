@@ -10,9 +10,10 @@ from orca_jax.request import StructuredOutput
 from orca_jax.text.calls.dialects import DIALECTS, tool_parser
 from orca_jax.text.calls.grammar import CannotEnforceError, calls_or_format, text_with_calls
 from orca_jax.text.calls.parser import ToolCall
-from orca_jax.text.grammar import MAX_SOURCE, GrammarFactory
+from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.reasoning import TAGS, thinking_first
 from orca_jax.text.tokenizer import ByteTokenizer
+from orca_jax.text.tools import prepared_tool
 from tests.text.accepting import WithTokens, accepts
 from tests.text.tool_calls import parse
 
@@ -180,13 +181,12 @@ def test_long_descriptions_of_strict_tools_are_left_out(name: str) -> None:
         }
         for number in range(40)
     ]
-    form = text_with_calls(name, tools, {}, parallel=True)
+    form = text_with_calls(name, [prepared_tool(tool)[0] for tool in tools], {}, parallel=True)
     assert len(form.value) < 2**15 and "description" in form.value
     GrammarFactory(ByteTokenizer(), 257, [256]).compile(form)
 
 
 def test_a_part_has_the_limit_of_a_whole() -> None:
-    names = {f"p{number}": {"type": "integer"} for number in range(4000)}
-    form = text_with_calls("hermes", strict({"properties": names}), {}, parallel=True)
-    with pytest.raises(RequestError, match=f"^json_schema has .* at most {MAX_SOURCE}"):
+    form = text_with_calls("hermes", strict({"enum": ["p" * 2**21]}), {}, parallel=True)
+    with pytest.raises(RequestError, match=r"^json_schema has .* at most 2097152"):
         GrammarFactory(ByteTokenizer(), 257, [256]).compile(form)

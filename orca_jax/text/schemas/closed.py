@@ -12,21 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from orca_jax.text.schemas.keywords import LISTS, MAPS, SINGLE, WrongSchemaError
+
 MAX_NAMES = 100_000  # names that all parts together may get from others
-
-MAPS = ("properties", "patternProperties", "$defs", "definitions")  # of schemas by name
-_SCHEMAS = (
-    "additionalProperties",
-    "items",
-    "additionalItems",
-    "contains",
-    "prefixItems",
-)  # a schema, or a list of them
-_LISTS = ("allOf", "anyOf", "oneOf")
+_SCHEMAS = (*SINGLE, "contains", "prefixItems")  # a schema, or a list of them
 
 
-class SchemaTooLargeError(ValueError):
+class SchemaTooLargeError(WrongSchemaError):
     """Parts of the schema have too many names together."""
+
+
+class OpenUnion(NamedTuple):
+    """A `oneOf` in a schema: the closed schema around it, and its own list of open schemas."""
+
+    around: dict[str, Any]
+    options: list[Any]
 
 
 class _Names(NamedTuple):
@@ -40,14 +40,15 @@ class _Names(NamedTuple):
 _NONE = _Names()
 
 
-def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with closed objects.
+def closed(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[OpenUnion]]:
+    """Return the schema with closed objects, and each `oneOf` in it.
 
     Raises:
         SchemaTooLargeError: parts of the schema have too many names together, or refer to each other too deeply.
     """
+    closer = _Closer(schema)
     try:
-        return _Closer(schema).run()
+        return closer.run(), closer.unions
     except RecursionError:
         raise SchemaTooLargeError("its parts refer to each other too deeply") from None
 
@@ -56,6 +57,7 @@ class _Closer:
     """Closes one schema."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
+        self.unions: list[OpenUnion] = []
         self._root = root
         self._copies: dict[tuple[str, _Names], str] = {}  # reference and outer names -> key of `_added`
         self._added: dict[str, Any] = {}  # definitions closed together with outer names
@@ -83,6 +85,8 @@ class _Closer:
                 made[key] = self._reference(schema[key], rest)
             else:
                 made[key][index] = [self._close(one, rest) for one in schemas]
+                if key == "oneOf":
+                    self.unions.append(OpenUnion(made, schema[key]))
         if isinstance(schema.get("properties"), Mapping) and "additionalProperties" not in schema and not total.is_open:
             self._shut(made, total)
         return made
@@ -93,7 +97,7 @@ class _Closer:
             return {name: self._close(one, _NONE) for name, one in value.items()}
         if key in _SCHEMAS:
             return [self._close(one, _NONE) for one in value] if isinstance(value, list) else self._close(value, _NONE)
-        return list(value) if key in _LISTS and isinstance(value, list) else value
+        return list(value) if key in LISTS and isinstance(value, list) else value
 
     def _shut(self, made: dict[str, Any], total: _Names) -> None:
         """Allow the names of all parts, and no others."""
@@ -105,7 +109,7 @@ class _Closer:
 
     def _reference(self, ref: str, outer: _Names) -> str:
         """The reference to the same schema, closed together with `outer`."""
-        target = _target(self._root, ref)
+        target = target_of(self._root, ref)
         if outer == _NONE or target is None:
             return ref
         key = self._copies.get((ref, outer))
@@ -138,7 +142,7 @@ class _Closer:
         total = _NONE
         for schema in schemas:
             if isinstance(schema, str):
-                target = _target(self._root, schema)
+                target = target_of(self._root, schema)
                 names = _Names(is_open=True) if target is None else self._names(target)
             else:
                 names = self._names(schema)
@@ -173,7 +177,7 @@ class _Closer:
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, slice, Sequence[Any]]]:
     """The keyword, place and schemas of each part for the same value. Of several schemas, one applies."""
-    for key in _LISTS:
+    for key in LISTS:
         value = schema.get(key)
         if isinstance(value, list):
             if key == "allOf":
@@ -197,8 +201,8 @@ def _own_names(schema: Mapping[str, Any]) -> _Names:
     )
 
 
-def _target(root: Mapping[str, Any], ref: str) -> Any:
-    """The schema of a reference within the document, or None."""
+def target_of(root: Mapping[str, Any], ref: str) -> Any:
+    """Return the schema of a reference within the document, or None."""
     found: Any = root
     for part in ref.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
