@@ -73,6 +73,7 @@ class Piece(NamedTuple):
     parts: Sequence[OutputPart] = ()  # text, reasoning and calls in their order; empty if there is text alone
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
     stop: str | None = None  # the stop string at the end
+    num_reasoning: int = 0  # of `ids` up to the end of the reasoning
 
     def in_order(self) -> Sequence[OutputPart]:
         """The parts, also of a piece that has text alone."""
@@ -90,15 +91,22 @@ class Piece(NamedTuple):
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Consecutive pieces of one choice as one piece."""
     has_parts = any(piece.parts for piece in pieces)
+    ids: list[int] = []
+    num_reasoning = 0
+    for piece in pieces:
+        if piece.num_reasoning:
+            num_reasoning = len(ids) + piece.num_reasoning
+        ids += piece.ids
     return Piece(
         pieces[-1].choice,
         "".join([piece.text for piece in pieces]),
         pieces[-1].reason,
-        [token_id for piece in pieces for token_id in piece.ids],
+        ids,
         [one for piece in pieces for one in piece.logprobs],
         [part for piece in pieces for part in piece.in_order()] if has_parts else (),
         next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
         pieces[-1].stop,
+        num_reasoning,
     )
 
 
@@ -150,7 +158,8 @@ class OpenChoice:
         if self._job.keeps_ids:
             count = output.num_tokens - before
             ids, logprobs = update.new_ids[:count], update.logprobs[:count]
-            return Piece(self.index, text, reason, ids, logprobs, parts, update.prompt_logprobs, output.stop)
+            thought = max(0, self.num_reasoning - before)
+            return Piece(self.index, text, reason, ids, logprobs, parts, update.prompt_logprobs, output.stop, thought)
         if reason is not None:
             return Piece(self.index, text, reason, parts=parts, stop=output.stop)
         if text or parts:

@@ -52,6 +52,7 @@ REASONS = (
     # conversations of /v1/responses
     "input must have at least one item",
     "with id .* not found",
+    "input refers to item .* times",
     "(images|files|audio) are not supported",
     "the server runs no tool of type",
     "tool_choice.tools must have a function",

@@ -2,6 +2,8 @@
 
 import dataclasses
 import time
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -41,7 +43,7 @@ class ResponseCall:
         self.call = call
         self._service, self._store, self._caller = service, store, caller
         self._history = self._found_history()
-        self._own = with_ids([self._found(item) for item in call.items()])
+        self._own = with_ids(self._resolved(call.items()))
         self._tools: FlatTools = tools_of(call)
         self.begun = self._response()
 
@@ -123,14 +125,17 @@ class ResponseCall:
             raise ApiError(400, message, "previous_response_id", code="previous_response_not_found")
         return found
 
-    def _found(self, item: InputItem) -> InputItem:
-        if not isinstance(item, ItemReference):
-            return item
-        found = self._store.item(self._caller, item.id)
-        if found is None:
-            message = f"Item with id {item.id[:100]!r} not found: {_lost(self._store)}"
-            raise ApiError(404, message, "input", code="item_not_found")
-        return found
+    def _resolved(self, items: Sequence[InputItem]) -> list[InputItem]:
+        """The items, stored ones in the place of references."""
+        names = Counter(item.id for item in items if isinstance(item, ItemReference))
+        found = self._store.items(self._caller, names)
+        for name, count in names.items():
+            if name not in found:
+                message = f"Item with id {name[:100]!r} not found: {_lost(self._store)}"
+                raise ApiError(404, message, "input", code="item_not_found")
+            if count > 1:  # a short body could repeat a large item very often
+                raise ApiError(400, f"input refers to item {name[:100]!r} {count} times; send it once", "input")
+        return [found[item.id] if isinstance(item, ItemReference) else item for item in items]
 
     def _keep(self, response: ModelResponse, answer: bytes) -> None:
         if self.call.store is not False and self._store.max_bytes:

@@ -74,7 +74,10 @@ class ResponseRenderer:
         """The events of a piece: those of its parts, and of the items that begin and end with them."""
         events = self._begin()
         if self._num_top is not None:
-            self._logprobs += chat_logprobs(self._tokenizer, self._num_top, piece.ids, piece.logprobs)
+            if piece.num_reasoning:
+                self._logprobs = []  # of the start tag
+            rest = slice(piece.num_reasoning, None)
+            self._logprobs += chat_logprobs(self._tokenizer, self._num_top, piece.ids[rest], piece.logprobs[rest])
         if self._prompt is not None:
             self._ids += piece.ids
         for part in piece.in_order():
@@ -145,7 +148,9 @@ class ResponseRenderer:
         return events + self._delta(self._open, text)
 
     def _delta(self, item: OpenItem, text: str) -> bytes:
-        logprobs, self._logprobs = self._logprobs, []
+        logprobs: Sequence[TokenLogprob] = ()
+        if not isinstance(item, OpenReasoning):  # its tokens were left out; these are of what follows
+            logprobs, self._logprobs = self._logprobs, []
         item.add(text, logprobs)
         if not self._streams:
             return b""

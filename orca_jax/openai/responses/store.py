@@ -1,6 +1,6 @@
 """Responses kept in memory for later calls: a bounded number of bytes, the least recently used ones leave first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -100,8 +100,15 @@ class ResponseStore:
             previous = stored.previous
         return [item for stored in reversed(found) for item in stored.items()]
 
-    def item(self, caller: Caller, name: str) -> InputItem | None:
-        """The item with this id, or None if it is not there."""
-        place = self._places.get((caller, name))
-        stored = None if place is None else self.get(caller, place)
-        return None if stored is None else next((item for item in stored.items() if item.id == name), None)
+    def items(self, caller: Caller, names: Iterable[str]) -> dict[str, InputItem]:
+        """The items with these ids, without those that are not there. Each response of them is read once."""
+        wanted: dict[str, set[str]] = {}
+        for name in names:
+            if (place := self._places.get((caller, name))) is not None:
+                wanted.setdefault(place, set()).add(name)
+        found: dict[str, InputItem] = {}
+        for place, ids in wanted.items():
+            stored = self.get(caller, place)
+            assert stored is not None, f"{place} left without its items"
+            found |= {item.id: item for item in stored.items() if item.id in ids}
+        return found

@@ -16,6 +16,8 @@ from orca_jax.openai.schema.chat import (
     UserMessage,
 )
 
+type Cut = tuple[range, ...]
+"""Indices of the messages that leave."""
 ANSWER_SHARE = 4  # a quarter of the context is left for the answer, unless its limit is smaller
 
 
@@ -34,34 +36,34 @@ async def shortened(service: Service, call: ChatRequest) -> ChatRequest:
             return False
         return len(prompt.ids) <= room
 
-    choices = choices_of(call.messages)
-    low, high = 0, len(choices) - 1  # the first choice that fits is among these; the last one is taken in any case
+    cuts = cuts_of(call.messages)
+    low, high = 0, len(cuts) - 1  # the first cut that fits is among these; the last one is taken in any case
     while low < high:
         middle = (low + high) // 2 if low else 0  # most conversations fit as they are
-        if await fits(choices[middle]):
+        if await fits(without(call.messages, cuts[middle])):
             high = middle
         else:
             low = middle + 1
-    return msgspec.structs.replace(call, messages=choices[low])
+    return msgspec.structs.replace(call, messages=without(call.messages, cuts[low]))
 
 
-def choices_of(messages: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
-    """The conversation, then shorter and shorter ones.
+def cuts_of(messages: Sequence[ChatMessage]) -> list[Cut]:
+    """The parts that may leave a conversation, nothing first and then more and more.
 
     First the turns before the last message of the user leave, each with its answer. Then the answers after it leave,
-    each with its calls and their results, but for the last one. System messages stay.
+    each with its calls and their results, but for the last one.
     """
     users = [index for index, message in enumerate(messages) if isinstance(message, UserMessage)]
     last = users[-1] if users else -1
     answers = [i for i, message in enumerate(messages) if i > last and isinstance(message, AssistantMessage)]
-    before, after = [range(index) for index in users], [range(last + 1, index) for index in answers[1:]]
-
-    def without(*left_out: range) -> list[ChatMessage]:
-        return [
-            message
-            for index, message in enumerate(messages)
-            if isinstance(message, SystemMessage) or not any(index in indices for indices in left_out)
-        ]
-
     oldest = range(max(last, 0))
-    return [without(), *(without(indices) for indices in before), *(without(oldest, indices) for indices in after)]
+    return [(), *((range(index),) for index in users), *((oldest, range(last + 1, index)) for index in answers[1:])]
+
+
+def without(messages: Sequence[ChatMessage], cut: Cut) -> list[ChatMessage]:
+    """The conversation without a cut. System messages stay."""
+    return [
+        message
+        for index, message in enumerate(messages)
+        if isinstance(message, SystemMessage) or not any([index in indices for indices in cut])
+    ]

@@ -102,6 +102,8 @@ def test_items_are_found_by_their_ids() -> None:
         assert prompt_of(stage.link).count("It rains.") == 1
         short: Any = [{"id": first.output[0].id}, {"role": "user", "content": "x"}]
         await client.responses.create(model="m", input=short)
+        with pytest.raises(openai.BadRequestError, match=r"refers to item .* 2 times"):
+            await client.responses.create(model="m", input=[*refs, *refs])
         lost: Any = [{"type": "item_reference", "id": "msg_lost"}]
         with pytest.raises(openai.NotFoundError, match="msg_lost"):
             await client.responses.create(model="m", input=lost)

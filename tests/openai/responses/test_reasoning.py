@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from orca_jax.config import EngineConfig
+from orca_jax.request import TokenLogprobs
 from orca_jax.server_config import ServerConfig
 from tests.openai.chat.test_reasoning import TEMPLATE, THOUGHT, cut
 from tests.openai.responses.played import FUNCTION, checked_response, events_of, prompt_of, respond
-from tests.serve.played import Script, saying
+from tests.serve.played import Script, saying, update
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 
@@ -39,6 +40,26 @@ def test_reasoning_is_an_item_before_the_answer(config: ServerConfig, stream: bo
     assert said["type"] == kind and (kind != "message" or said["content"][0]["text"] == "Yes.")
     details = answer["usage"]["output_tokens_details"]
     assert 11 <= details["reasoning_tokens"] < answer["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_those_of_the_text_after_the_reasoning(
+    config: ServerConfig, stream: bool, size: int
+) -> None:
+    """With one token in an update, and with all in one."""
+    ids = [*(THOUGHT + "Yes.").encode(), 256]
+
+    def scored(submit: Any) -> list[Any]:
+        cuts = [ids[at : at + size] for at in range(0, len(ids), size)]
+        *begun, last = [(cut, [TokenLogprobs(-0.5, 1, (one,), (-0.5,)) for one in cut]) for cut in cuts]
+        updates = [update(submit, *cut, logprobs=tuple(scores)) for cut, scores in begun]
+        return [*updates, update(submit, *last[0], logprobs=tuple(last[1]), finish_reason="stop")]
+
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    _, message = answered(scored, config, stream=stream, **fields)["output"]
+    tokens = [one["token"] for one in message["content"][0]["logprobs"]]
+    assert "".join(tokens[:6]) == "\n\nYes." and len(tokens) == 7, "the breaks after the end tag, and the end token"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -23,7 +23,7 @@ def test_bytes_are_bounded_and_the_least_recently_used_one_leaves() -> None:
         store.put(None, name, stored(name))
     assert store.num_bytes == 3 * size and store.get(None, "a") is not None
     store.put(None, "d", stored("d"))
-    assert store.get(None, "b") is None and store.item(None, "out_b") is None, "a was used since"
+    assert store.get(None, "b") is None and not store.items(None, ["out_b"]), "a was used since"
     assert {name for name in "abcd" if store.get(None, name)} == set("acd") and store.num_bytes == 3 * size
     store.put(None, "large", stored("large", text=TEXT * 5))
     assert store.get(None, "large") is None and store.get(None, "a") is not None, "one for which there is no room"
@@ -47,9 +47,9 @@ def test_keys_are_apart() -> None:
     store = ResponseStore(10**6)
     store.put("a", "r", stored("r"))
     for caller in ("b", None):
-        assert store.get(caller, "r") is None and store.item(caller, "out_r") is None
+        assert store.get(caller, "r") is None and not store.items(caller, ["out_r"])
         assert store.history(caller, "r") is None and not store.delete(caller, "r")
-    assert store.item("a", "in_r") == InputMessage("user", TEXT, "in_r")
+    assert store.items("a", ["in_r"]) == {"in_r": InputMessage("user", TEXT, "in_r")}
 
 
 def test_a_chain_is_a_conversation_and_breaks_with_a_link() -> None:
@@ -70,7 +70,20 @@ def test_items_of_one_id_are_those_of_the_newest_response() -> None:
     store.put(None, "1", stored_response(b"", [InputMessage("user", "old", "i")], [], None))
     store.put(None, "2", stored_response(b"", [InputMessage("user", "new", "i")], [], None))
     store.delete(None, "1")
-    assert store.item(None, "i") == InputMessage("user", "new", "i")
+    assert store.items(None, ["i"]) == {"i": InputMessage("user", "new", "i")}
+
+
+def test_many_items_are_found_in_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call may refer to thousands of items of a large response; the store is read on the event loop."""
+    readings: list[StoredResponse] = []
+    read = StoredResponse.items
+    monkeypatch.setattr(StoredResponse, "items", lambda stored: readings.append(stored) or read(stored))
+    store = ResponseStore(10**6)
+    store.put(None, "1", stored_response(b"", [InputMessage("user", f"{i}", f"i{i}") for i in range(100)], [], None))
+    store.put(None, "2", stored("2"))
+    found = store.items(None, [*(f"i{i}" for i in range(0, 100, 2)), "out_2", "lost"])
+    assert len(found) == 51 and found["i98"] == InputMessage("user", "98", "i98")
+    assert len(readings) == 2
 
 
 def test_ids_are_random() -> None:

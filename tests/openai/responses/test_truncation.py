@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from orca_jax.openai.responses.conversion import messages_of
-from orca_jax.openai.responses.truncation import choices_of
+from orca_jax.openai.responses.truncation import cuts_of, without
 from orca_jax.openai.schema import responses_parser
-from orca_jax.openai.schema.chat import ChatMessage, content_text
+from orca_jax.openai.schema.chat import AssistantMessage, ChatMessage, UserMessage, content_text
 from tests.openai.responses.played import prompt_of, respond
 from tests.serve.played import CONTEXT
 
@@ -34,6 +34,10 @@ def messages(*items: dict[str, Any]) -> list[ChatMessage]:
     return messages_of("sys", call.items())
 
 
+def choices_of(talk: list[ChatMessage]) -> list[list[ChatMessage]]:
+    return [without(talk, cut) for cut in cuts_of(talk)]
+
+
 def texts(choice: list[ChatMessage]) -> list[str]:
     return [content_text(message.content) or "call" for message in choice]
 
@@ -55,6 +59,13 @@ def test_late_system_messages_stay() -> None:
     talk = messages(user("1"), {"role": "developer", "content": "late"}, assistant("A"), user("2"))
     assert texts(choices_of(talk)[-1]) == ["sys", "late", "2"]
     assert [texts(choice) for choice in choices_of(messages(assistant("A")))] == [["sys", "A"]]
+
+
+def test_the_cuts_of_a_very_long_conversation_are_made_when_they_are_tried() -> None:
+    """Those of a conversation that the store has collected: all of them would have 450 million messages."""
+    talk = [UserMessage("x"), AssistantMessage("y")] * 15_000
+    cuts = cuts_of(talk)
+    assert len(cuts) == 15_001 and without(talk, cuts[-1]) == talk[-2:]
 
 
 @pytest.mark.conforms("responses.truncation")
