@@ -121,8 +121,9 @@ class OpenCallItem(_Collected):
 
     def end(self, whole: OutputItem) -> list[ItemEvent]:
         """The ends of the arguments and of the item."""
+        done = {"arguments": self.text(), "name": self._name.name}  # required by versions 1 and 2 of OpenAI's client
         return [
-            ("response.function_call_arguments.done", {"arguments": self.text()}),
+            ("response.function_call_arguments.done", done),
             ("response.output_item.done", {"item": whole}),
         ]
 

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from orca_jax.openai.answer import KEEP_ALIVE
 from orca_jax.openai.errors import TOO_LONG, ApiError
-from orca_jax.openai.generation import Piece
+from orca_jax.openai.generation import Piece, whole_parts
 from orca_jax.openai.logprobs import chat_logprobs
 from orca_jax.openai.responses.conversion import FunctionName
 from orca_jax.openai.responses.items import (
@@ -80,7 +80,8 @@ class ResponseRenderer:
             self._logprobs += chat_logprobs(self._tokenizer, self._num_top, piece.ids[rest], piece.logprobs[rest])
         if self._prompt is not None:
             self._ids += piece.ids
-        for part in piece.in_order():
+        # A piece may have several parts of one text; its log probabilities go with the first part.
+        for part in piece.in_order() if self._num_top is None else whole_parts(piece.in_order()):
             events += self._part(part)
         if piece.reason is not None:
             self._is_cut = piece.reason == "length"

@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx2
 import openai
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from pydantic import BaseModel, TypeAdapter
 
 from orca_jax.server_config import ServerConfig
@@ -47,9 +48,31 @@ def checked_response(answer: dict[str, Any]) -> Response:
     return response
 
 
+def check_answer(method: str, path: str, request: dict[str, Any], body: bytes) -> None:
+    """A whole answer of a route of responses, held to the client's types. Raises AssertionError."""
+    if path == "/v1/responses" and request.get("stream"):
+        events_of(body.decode())
+        return
+    answer = json.loads(body)
+    if path.endswith("/input_tokens"):
+        strictly(InputTokenCountResponse.model_validate(answer))
+    elif path.endswith("/input_items"):
+        strictly(ResponseItemList.model_validate(answer))
+    elif method == "DELETE":
+        assert answer == {"id": path.rpartition("/")[2], "object": "response", "deleted": True}
+    else:
+        checked_response(answer)
+
+
 def checked_event(event: dict[str, Any]) -> Any:
-    """An event, held to the client's type. The code of a prompt that is too long is outside of its list."""
+    """An event, held to the client's type.
+
+    Outside of it are the code of a prompt that is too long, and the name at the end of a call's arguments: versions 1
+    and 2 of the client require it, version 3 does not know it.
+    """
     plain = json.loads(json.dumps(event).replace('"context_length_exceeded"', '"invalid_prompt"'))
+    if event["type"] == "response.function_call_arguments.done":
+        assert isinstance(plain.pop("name"), str)
     found = _EVENTS.validate_python(plain)
     assert isinstance(found, BaseModel)
     strictly(found, event["type"])
@@ -96,6 +119,7 @@ def _check_items(found: list[dict[str, Any]]) -> None:
             assert event["text"] == texts[event["item_id"]]
         elif kind == "function_call_arguments.done":
             assert event["arguments"] == texts[event["item_id"]]
+            assert event["name"] == last["output"][event["output_index"]]["name"] or last["status"] == "failed"
         elif kind == "output_item.done":
             assert last["status"] == "failed" or event["item"] == last["output"][event["output_index"]]
     if last["status"] != "failed":

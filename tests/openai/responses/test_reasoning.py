@@ -57,7 +57,11 @@ def test_log_probabilities_are_those_of_the_text_after_the_reasoning(
         return [*updates, update(submit, *last[0], logprobs=tuple(last[1]), finish_reason="stop")]
 
     fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-    _, message = answered(scored, config, stream=stream, **fields)["output"]
+    answer, _ = respond(scored, config, stream=stream, **fields)
+    if stream:
+        deltas = [event for event in events_of(answer.text) if event["type"] == "response.output_text.delta"]
+        assert deltas and all(event["logprobs"] for event in deltas), "each delta has those of its tokens"
+    _, message = (events_of(answer.text)[-1]["response"] if stream else answer.json())["output"]
     tokens = [one["token"] for one in message["content"][0]["logprobs"]]
     assert "".join(tokens[:6]) == "\n\nYes." and len(tokens) == 7, "the breaks after the end tag, and the end token"
 
