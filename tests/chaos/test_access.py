@@ -111,6 +111,27 @@ def test_each_key_opens_every_route(locked: Server, key: str) -> None:
         assert response.status_code != 401, (method, path)
 
 
+def test_stored_responses_stay_with_their_key(locked: Server) -> None:
+    """Another key reads, continues and deletes none of them, by none of their ids."""
+    mine, other = ({"authorization": f"Bearer {key}"} for key in KEYS)
+    secret = "a secret of the first key"
+    for number in range(50):
+        body = {"model": MODEL, "input": f"{secret} {number}", "max_output_tokens": 8}
+        made = locked.http.post("/v1/responses", json=body, headers=mine).json()
+        name, items = made["id"], [{"id": item["id"]} for item in made["output"]]
+        items += locked.http.get(f"/v1/responses/{name}/input_items", headers=mine).json()["data"]
+        refused = [locked.http.get(f"/v1/responses/{name}{end}", headers=other) for end in ("", "/input_items")]
+        refused.append(locked.http.delete(f"/v1/responses/{name}", headers=other))
+        for fields in ({"previous_response_id": name}, *({"input": [{"id": item["id"]}]} for item in items)):
+            for path in ("/v1/responses", "/v1/responses/input_tokens"):
+                refused.append(locked.http.post(path, json={"input": "x", **fields}, headers=other))
+        assert len(refused) == 9
+        for answer in refused:
+            check_error(answer, 400, 404)
+            assert secret not in answer.text and (name in answer.text or "msg_" in answer.text)
+        assert locked.http.get(f"/v1/responses/{name}", headers=mine).json() == made
+
+
 def test_probes_need_no_key_and_tell_little(locked: Server) -> None:
     for path in ("/live", "/health"):
         response = locked.http.get(path)

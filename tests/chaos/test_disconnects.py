@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.world import LONG, Watch, connect, hang_up, head, request, usage, wait_calm, watched
+from tests.chaos.world import APIS, LONG, Watch, call_of, connect, hang_up, head, request, usage, wait_calm, watched
 from tests.serve.running import MODEL, Server, wait_until
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -15,7 +15,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "n": {"prompt": "one", "n": 3},
     "batch": {"prompt": ["one", "two", "three"]},
 }
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], **LONG}
+OTHERS = tuple(path for path in APIS if path != "/v1/completions")
 SLOW_GRAMMAR = {"json": {"anyOf": [{"type": "string", "pattern": f"^a{{{i}}}b+$"} for i in range(500)]}}
 
 
@@ -88,21 +88,41 @@ def test_in_the_increment_phase(server: Server, watch: Watch, shape: str, stream
     wait_until(lambda: usage(server).running <= 1, 5)
 
 
-RESPONSE = {"input": "x", "max_output_tokens": LONG["max_tokens"], "ignore_eos": True}
-
-
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(
-    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/messages", CHAT), ("/v1/responses", RESPONSE)]
-)
-def test_chat_in_the_increment_phase(
-    server: Server, watch: Watch, path: str, body: dict[str, Any], stream: bool
-) -> None:
+@pytest.mark.parametrize("path", OTHERS)
+def test_other_apis_in_the_increment_phase(server: Server, watch: Watch, path: str, stream: bool) -> None:
     connection = connect(server)
-    connection.sendall(request({**body, "stream": stream}, path))
+    connection.sendall(request(call_of(path, stream=stream), path))
     wait_until(lambda: usage(server).running == 2, 10)
     hang_up(connection)
     wait_until(lambda: usage(server).running <= 1, 5)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", OTHERS)
+def test_other_apis_in_the_queue(server: Server, watch: Watch, path: str, stream: bool) -> None:
+    with full_rows(server):
+        connection = connect(server)
+        connection.sendall(request(call_of(path, stream=stream), path))
+        wait_until(lambda: usage(server).waiting == 1)
+        hang_up(connection)
+        wait_until(lambda: usage(server).waiting == 0, 5)
+
+
+@pytest.mark.parametrize("rudely", [False, True])
+@pytest.mark.parametrize("path", OTHERS)
+def test_other_apis_as_soon_as_sent(server: Server, watch: Watch, path: str, rudely: bool) -> None:
+    """Also while a grammar is compiled, and while a conversation is shortened."""
+    more: list[dict[str, Any]] = [{}, {"structured_outputs": SLOW_GRAMMAR, "max_tokens": 1000}]
+    if path == "/v1/responses":
+        talk = [{"role": role, "content": "x" * 50} for _ in range(500) for role in ("user", "assistant")]
+        more = [{}, {"structured_outputs": SLOW_GRAMMAR}, {"input": talk, "truncation": "auto"}]
+    for fields in more:
+        for stream in (True, False):
+            connection = connect(server)
+            connection.sendall(request({**call_of(path, stream=stream), **fields}, path))
+            hang_up(connection, rudely=rudely)
+    wait_until(lambda: usage(server).running <= 1, 20)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -11,10 +11,12 @@ import httpx
 import psutil
 import pytest
 
-from tests.chaos.world import LONG, SEEDED, check_error, metrics, wait_calm
+from tests.chaos.world import APIS, ERROR_KEYS, SEEDED, call_of, check_error, metrics, wait_calm
 from tests.serve.running import Server, running, wait_until
 
 SOON = 5.0
+ROWS = 12
+OTHERS = tuple(path for path in APIS if path != "/v1/completions")
 
 
 class Callers:
@@ -27,37 +29,45 @@ class Callers:
             "plain": {},
             "stream n": {"stream": True, "n": 2},
             "plain batch": {"prompt": ["a", "b"]},
+            **{f"{end} {path}": {"stream": end == "stream"} for path in OTHERS for end in ("stream", "plain")},
             "queued stream": {"stream": True},
             "queued plain": {},
         }
         self.threads = [
             threading.Thread(target=self._call, args=(server, kind, fields)) for kind, fields in kinds.items()
         ]
-        for thread in self.threads[:4]:
+        for thread in self.threads[:-2]:
             thread.start()
-        wait_until(lambda: metrics(server)["num_requests_running"] == 6, 10)
-        for thread in self.threads[4:]:
+        wait_until(lambda: metrics(server)["num_requests_running"] == ROWS, 10)
+        for thread in self.threads[-2:]:
             thread.start()
         wait_until(lambda: metrics(server)["num_requests_waiting"] == 2, 10)
 
     def _call(self, server: Server, kind: str, fields: dict[str, Any]) -> None:
-        body = {"model": "preset:toy", "prompt": kind, **LONG, **fields}
+        path = kind.rpartition(" ")[2] if "/" in kind else "/v1/completions"
         with httpx.Client(base_url=server.url, timeout=30) as client:
-            response = client.post("/v1/completions", json=body)
+            response = client.post(path, json={"model": "preset:toy", **call_of(path, **fields)})
         if not fields.get("stream") or response.status_code != 200:
             self.ended[kind] = time.monotonic(), check_error(response, 500, 503)
             return
         *_, last = [line for line in response.text.split("\n\n") if line]
-        self.ended[kind] = time.monotonic(), json.loads(last.removeprefix("data: "))["error"]
+        value = json.loads(last.rpartition("data: ")[2])
+        self.ended[kind] = time.monotonic(), value.get("response", value)["error"]
 
     def check(self, start: float) -> None:
         """Check that all calls ended with an error soon after `start`."""
         for thread in self.threads:
             thread.join(30)
-        assert len(self.ended) == 6
+        assert len(self.ended) == len(self.threads)
         for kind, (moment, error) in self.ended.items():
             assert moment - start < SOON, f"{kind} waited {moment - start:.1f} s"
-            assert error.keys() == {"message", "type", "param", "code"} and error["type"] == "server_error", kind
+            assert error["message"], kind
+            if kind == "stream /v1/messages":
+                assert error.keys() == {"type", "message"} and error["type"] == "api_error", error
+            elif kind == "stream /v1/responses":
+                assert error.keys() == {"code", "message"} and error["code"] == "server_error", error
+            elif kind != "plain /v1/messages":
+                assert error.keys() == ERROR_KEYS and error["type"] == "server_error", kind
 
 
 def unhealthy(server: Server) -> bool:
@@ -66,7 +76,7 @@ def unhealthy(server: Server) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
 def test_all_calls_get_an_error(number: signal.Signals) -> None:
-    with running("--max-num-seqs", "6") as server:
+    with running("--max-num-seqs", str(ROWS)) as server:
         engine = server.engine()
         callers = Callers(server)
         start = time.monotonic()
@@ -81,7 +91,7 @@ def test_all_calls_get_an_error(number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_it_comes_back(number: signal.Signals) -> None:
-    with running("--max-num-seqs", "6", "--restart-engine") as server:
+    with running("--max-num-seqs", str(ROWS), "--restart-engine") as server:
         said = server.complete("again", max_tokens=20, **SEEDED).json()["choices"]
         for _ in range(2):
             first = server.engine()
@@ -101,7 +111,7 @@ def test_it_comes_back(number: signal.Signals) -> None:
 
 
 def test_a_pause_shorter_than_the_limit_is_none() -> None:
-    with running("--max-num-seqs", "6") as server, server.stream("x", max_tokens=2000, ignore_eos=True) as events:
+    with running("--max-num-seqs", str(ROWS)) as server, server.stream("x", max_tokens=2000, ignore_eos=True) as events:
         next(events)
         server.engine().suspend()
         time.sleep(1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orca_jax.openai.schema import messages_parser
+from orca_jax.openai.schema import messages_parser, responses_parser
 from tests.chaos.world import Watch, check_error, post_raw
 from tests.serve.running import EOS, MODEL, VOCAB_SIZE, Server
 
@@ -30,9 +30,11 @@ TARGETS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
 }
 OF_MESSAGES = set(messages_parser.kind.__struct_fields__)
+OF_RESPONSES = set(responses_parser.kind.__struct_fields__)
 CASES = [
     *((path, name) for path in TARGETS for name in NUMBERS if (path, name) != ("/v1/chat/completions", "logprobs")),
     *(("/v1/messages", name) for name in NUMBERS if name in OF_MESSAGES),
+    *(("/v1/responses", name) for name in (*NUMBERS, "top_logprobs", "max_output_tokens") if name in OF_RESPONSES),
     *(("/v1/completions", name) for name in ONLY_COMPLETIONS),
     *(("/v1/chat/completions", name) for name in ONLY_CHAT),
 ]
@@ -40,12 +42,16 @@ CASES = [
 
 def body_with(path: str, name: str, value: str) -> bytes:
     """A valid body, except for one field with this text as its value."""
-    target = TARGETS["/v1/chat/completions" if path == "/v1/messages" else path]
+    target = TARGETS.get(path, TARGETS["/v1/chat/completions"])
+    if path == "/v1/responses":
+        target = {"model": MODEL, "input": "x", "max_output_tokens": 4}
     fields = {key: json.dumps(field) for key, field in target.items()}
     fields[name] = value
     if name == "max_completion_tokens":
         del fields["max_tokens"]
-    if name == "top_logprobs":
+    if name == "top_logprobs" and path == "/v1/responses":
+        fields["include"] = '["message.output_text.logprobs"]'
+    elif name == "top_logprobs":
         fields["logprobs"] = "true"
     return ("{" + ", ".join(f'"{key}": {field}' for key, field in fields.items()) + "}").encode()
 

@@ -1,36 +1,40 @@
 """The limits of the queue under a thousand clients at once, and queue deadlines."""
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 
 import pytest
 
-from tests.chaos.world import LONG, check_error, connect, request, usage, wait_calm, watched
+from tests.chaos.world import APIS, LONG, call_of, check_error, connect, request, usage, wait_calm, watched
 from tests.serve.running import MODEL, Server, running, wait_until
 
 CALLERS = 1000
 ROWS, QUEUE = 8, 50
+OTHERS = tuple(path for path in APIS if path != "/v1/completions")
+KEY = "sk-a-key-with-a-quota"
 
 
-async def statuses(server: Server, until: int) -> tuple[Counter[int], list[bytes]]:
+async def statuses(server: Server, until: int) -> tuple[Counter[int], list[tuple[str, bytes]]]:
     """Open all calls at once, wait for exactly `until` refusals, and hang up; return statuses and refusals."""
     url = server.http.base_url
     writers: list[asyncio.StreamWriter] = []
     answered: Counter[int] = Counter()
-    refusals: list[bytes] = []
+    refusals: list[tuple[str, bytes]] = []
 
     async def call(number: int) -> None:
         reader, writer = await asyncio.open_connection(url.host, url.port)
         writers.append(writer)
-        writer.write(request({"prompt": f"caller {number}", **LONG, "stream": bool(number % 2)}))
+        path = list(APIS)[number // 2 % len(APIS)]
+        writer.write(request(call_of(path, stream=bool(number % 2)), path))
         first = await reader.read(65536)
         status = int(first.split(b" ", 2)[1])
         answered[status] += 1
         if status != 200:
-            while not first.endswith(b"}}"):
+            while not first.endswith(b"}"):
                 first += await reader.read(65536)
-            refusals.append(first)
+            refusals.append((path, first))
 
     calls = [asyncio.create_task(call(number)) for number in range(CALLERS)]
     deadline = time.monotonic() + 60
@@ -47,15 +51,16 @@ async def statuses(server: Server, until: int) -> tuple[Counter[int], list[bytes
 
 @pytest.mark.parametrize("overload", [503, 429])
 def test_the_cap_is_exact(overload: int) -> None:
-    """Rows and queue are full; all other calls get a refusal with `retry-after` at once."""
+    """Rows and queue are full of calls of all APIs; all other calls get a refusal with `retry-after` at once."""
     flags = ("--max-num-seqs", str(ROWS), "--max-num-queued-reqs", str(QUEUE), "--overload-status", str(overload))
     with running(*flags, "--max-model-len", "16384") as server:
         for _ in range(2):  # the second wave finds rows and queue free again
             answered, refusals = asyncio.run(statuses(server, CALLERS - ROWS - QUEUE))
             assert answered[overload] == CALLERS - ROWS - QUEUE and set(answered) <= {200, overload}
-            for refusal in refusals:
+            for path, refusal in refusals:
                 head, _, body = refusal.partition(b"\r\n\r\n")
-                assert b"retry-after: " in head.lower() and b'"code"' in body
+                named = b'"request_id"' if path == "/v1/messages" else b'"code"'
+                assert b"retry-after: " in head.lower() and named in body
             wait_calm(server)
 
 
@@ -87,9 +92,9 @@ def test_waiting_has_a_deadline() -> None:
             start = time.monotonic()
             response = server.complete("too late", max_tokens=2)
             check_error(response, 503)
-            message = {"messages": [{"role": "user", "content": "too late"}], "max_tokens": 2}
-            check_error(server.http.post("/v1/messages", json=message), 503)
-            assert 0.4 < time.monotonic() - start < 4 and response.headers["retry-after"]
+            for path in OTHERS:
+                check_error(server.http.post(path, json=call_of(path, 2)), 503)
+            assert 0.4 < time.monotonic() - start < 8 and response.headers["retry-after"]
             wait_until(lambda: usage(server).waiting == 0, 2)
         wait_calm(server)
 
@@ -100,17 +105,33 @@ def test_calls_have_a_deadline() -> None:
         check_error(server.complete("slow", max_tokens=16000, ignore_eos=True), 408)
         with server.stream(["a", "b"], max_tokens=16000, ignore_eos=True) as events:
             *_, last = events
-        message = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 16000, "ignore_eos": True}
-        check_error(server.http.post("/v1/messages", json=message), 408)
-        streamed = server.http.post("/v1/messages", json={**message, "stream": True})
-        assert streamed.text.rpartition("event: ")[2].startswith("error\n")
         assert "error" in last
-        body = {"model": MODEL, "input": "slow", "max_output_tokens": 16000, "ignore_eos": True}
-        check_error(server.http.post("/v1/responses", json=body), 408)
-        streamed = server.http.post("/v1/responses", json={**body, "stream": True})
-        assert streamed.text.rpartition("event: ")[2].startswith("response.failed\n")
+        for path, end in (("/v1/messages", "error\n"), ("/v1/responses", "response.failed\n")):
+            check_error(server.http.post(path, json=call_of(path, 16000)), 408)
+            streamed = server.http.post(path, json=call_of(path, 16000, stream=True))
+            assert streamed.text.rpartition("event: ")[2].startswith(end)
         assert time.monotonic() - start < 12
         wait_calm(server)
+
+
+def test_a_key_has_a_quota_in_all_apis() -> None:
+    """Two open calls of any API; a third one is refused until one of them ends."""
+    flags = ("--max-num-seqs", "8", "--api-key", KEY, "--api-key", "sk-another-key", "--max-calls-per-key", "2")
+    with running(*flags) as server:
+        server.http.headers["authorization"] = f"Bearer {KEY}"
+        other = {"authorization": "Bearer sk-another-key"}
+        for path in APIS:
+            bodies = [call_of(path, stream=True)] * 2
+            with contextlib.ExitStack() as stack:
+                for body in bodies:
+                    opened = stack.enter_context(server.http.stream("POST", path, json={"model": MODEL, **body}))
+                    assert opened.status_code == 200
+                for third in APIS:
+                    refused = server.http.post(third, json=call_of(third, 2))
+                    check_error(refused, 429)
+                    assert refused.headers["retry-after"]
+                    assert server.http.post(third, json=call_of(third, 2), headers=other).status_code == 200
+            wait_calm(server)
 
 
 def test_the_server_stays_good_after_a_storm(server: Server) -> None:

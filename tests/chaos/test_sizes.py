@@ -55,6 +55,26 @@ def test_too_much_of_a_field(server: Server, watch: Watch, number: int) -> None:
     assert len(response.content) < 4096, "an error does not repeat what was sent"
 
 
+def test_what_the_store_collects_stalls_no_other_call(server: Server, watch: Watch) -> None:
+    """Thousands of items of a large response, and a conversation of thousands of turns; also both at once."""
+    roles = [role for _ in range(2000) for role in ("user", "assistant")]
+    talk = [{"role": role, "content": "x" * 3000, "id": f"m{number}"} for number, role in enumerate(roles)]
+    references = [{"type": "item_reference", "id": f"m{number}"} for number in range(len(talk))]
+    body = {"model": MODEL, "max_output_tokens": 2, "truncation": "auto"}
+    made = server.http.post("/v1/responses", json={**body, "input": [*talk, {"role": "user", "content": "x"}]})
+    assert made.status_code == 200, made.text
+    name = made.json()["id"]
+    for fields in (
+        {"input": [*references, {"role": "user", "content": "x"}]},
+        {"input": "x", "previous_response_id": name},
+        {"input": [*references, {"role": "user", "content": "x"}], "previous_response_id": name},
+    ):
+        answer = server.http.post("/v1/responses", json={**body, **fields})
+        assert answer.status_code == 200, answer.text
+    twice = [references[0], references[0]]
+    check_error(server.http.post("/v1/responses", json={**body, "input": twice}), 400)
+
+
 NO_JSON = [
     b"[" * 10**5,
     b"[" * 10**5 + b"]" * 10**5,

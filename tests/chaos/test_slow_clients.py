@@ -6,19 +6,22 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.chaos.world import LONG, Watch, connect, head, read_answer, request, usage
+from tests.chaos.world import APIS, LONG, Watch, call_of, connect, head, read_answer, request, usage
 from tests.serve.running import Server, wait_until
 
 TIMEOUT = 3.0  # --read-timeout and --write-timeout of the shared server
 MIB = 2**20
 
 
-@pytest.mark.parametrize("fields", [{"prompt": "x", "n": 4}, {"prompt": ["x"] * 4}, {"prompt": "x"}])
-def test_a_client_that_never_reads(server: Server, watch: Watch, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [*((path, {}) for path in APIS), ("/v1/completions", {"n": 4}), ("/v1/completions", {"prompt": ["x"] * 4})],
+)
+def test_a_client_that_never_reads(server: Server, watch: Watch, path: str, fields: dict[str, Any]) -> None:
     """The requests of a client without progress are ended, and its unread data is bounded."""
     before = psutil.Process(server.process.pid).memory_info().rss
     with connect(server, receive_buffer=4096) as connection:
-        connection.sendall(request({**fields, "stream": True, **LONG}))
+        connection.sendall(request(call_of(path, stream=True, **fields), path))
         wait_until(lambda: usage(server).running > 1, 10)
         wait_until(lambda: usage(server).running == 1, 60)
         assert psutil.Process(server.process.pid).memory_info().rss - before < 64 * MIB

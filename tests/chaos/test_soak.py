@@ -18,6 +18,7 @@ WARM_UP = 4_000
 CALLERS = 48
 MIB = 2**20
 OPENAI_REASONS = {"stop", "length", "tool_calls"}
+MESSAGE_REASONS = {"end_turn", "max_tokens", "stop_sequence"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
 
@@ -99,6 +100,10 @@ def random_call(draw: random.Random) -> tuple[str, dict[str, Any]]:
             fields.pop(name, None)
         fields["max_output_tokens"] = fields.pop("max_tokens")
         return "/v1/responses", {"input": text, "store": draw.choice([True, False]), **fields}
+    if draw.random() < 0.2:
+        for name in ("n", "stream_options"):
+            fields.pop(name, None)
+        return "/v1/messages", {"messages": [{"role": "user", "content": text or "x"}], **fields}
     if draw.random() < 0.1:
         fields["logprobs"] = draw.randrange(5)
     if draw.random() < 0.05:
@@ -148,6 +153,8 @@ class Caller:
         status = int(head.split(b" ", 2)[1]) if head else 0
         if status == 200 and path == "/v1/responses":
             end = _response_end(_dechunk(body) if stream else body, stream)
+        elif status == 200 and path == "/v1/messages":
+            end = _message_end(_dechunk(body) if stream else body, stream)
         elif status == 200:
             end = _stream_end(body) if stream else _plain_end(body)
         elif 400 <= status < 500 and b'"error"' in body:
@@ -166,6 +173,17 @@ def _response_end(body: bytes, stream: bool) -> str:
     if value["status"] not in ("completed", "incomplete"):
         return f"problem: {value['error']}"
     return "streamed" if stream else "whole"
+
+
+def _message_end(body: bytes, stream: bool) -> str:
+    """Check the reason of a message's end, and the last event of a stream."""
+    if not stream:
+        reason = json.loads(body)["stop_reason"]
+        return "whole" if reason in MESSAGE_REASONS else f"problem: {reason}"
+    events = [json.loads(event.rpartition(b"\ndata: ")[2]) for event in body.split(b"\n\n") if b"\ndata: " in event]
+    reasons = {event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"}
+    is_whole = events[-1]["type"] == "message_stop" and len(reasons) == 1 and reasons <= MESSAGE_REASONS
+    return "streamed" if is_whole else f"problem: {reasons}, {events[-1]}"
 
 
 def _plain_end(body: bytes) -> str:

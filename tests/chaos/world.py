@@ -22,6 +22,13 @@ from tests.serve.running import MODEL, VOCAB_SIZE, Server, parse_events, wait_un
 LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
 # With greedy sampling the toy ends in an endless run of end tokens, which have no text.
 SEEDED: dict[str, Any] = {"temperature": 1, "seed": 7}
+MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+APIS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": MESSAGE,
+    "/v1/messages": MESSAGE,
+    "/v1/responses": {"input": "x"},
+}
 WATCHED = "a stream that nothing may disturb"
 STALL = 4.0  # seconds without a piece, on a busy machine
 ERROR_KEYS = {"message", "type", "param", "code"}
@@ -176,6 +183,12 @@ def request(fields: Mapping[str, Any], path: str = "/v1/completions") -> bytes:
     """The bytes of a whole call."""
     payload = json.dumps({"model": MODEL, **fields}).encode()
     return head(path, content_type="application/json", content_length=str(len(payload))) + b"\r\n" + payload
+
+
+def call_of(path: str, max_tokens: int = LONG["max_tokens"], **fields: Any) -> dict[str, Any]:
+    """The fields of a call of any API. It runs to its limit."""
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    return {**APIS[path], limit: max_tokens, "ignore_eos": True, **fields}
 
 
 def read_answer(connection: socket.socket) -> tuple[int, bytes]:
