@@ -8,7 +8,7 @@ from typing import Any
 from checks import expect
 
 __all__ = [
-    *("CITY_SCHEMA", "JSON_SCHEMA_FORMAT", "TALK", "TOOLS", "WEATHER"),
+    *("CITY_SCHEMA", "FLAT_TOOLS", "JSON_SCHEMA_FORMAT", "QUIET", "TALK", "TOOLS", "WEATHER"),
     *("check_city", "check_weather", "wait_idle"),
 ]
 
@@ -27,6 +27,8 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "get_weather", "description": "Ask for it.", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "get_time", "parameters": {**WEATHER}}},
 ]
+FLAT_TOOLS: list[dict[str, Any]] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+QUIET = {"logit_bias": {str(blank): -100 for blank in b" \t\n\r"}}  # a grammar allows any number of blanks
 
 # Every value is bounded: the toy model computes its tokens and would not end one by itself.
 CITY_SCHEMA: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The clients' environments: one folder each, created once, at exact versions (`requirements/`, `package.json`)."""
+"""The clients' environments: one folder each, created once, at exact versions (`requirements/`, `packages/`)."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def python_environment(folder: Path, name: str, version: str) -> Path:
     return python
 
 
-def node_modules(folder: Path, name: str, source: Path = HERE) -> Path:
+def node_modules(folder: Path, name: str, source: Path) -> Path:
     """A folder with the current `node_modules` of the packages listed in `source`. Raises SystemExit.
 
     Without a lock there, npm chooses the versions of what the packages need. Install scripts are left out, but for the

@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 
 import checks
 from checks import Settings, expect
-from client_common import CITY_SCHEMA, WEATHER, check_city, check_weather, wait_idle
+from client_common import CITY_SCHEMA, QUIET, WEATHER, check_city, check_weather, wait_idle
 
 TOOLS: list[dict[str, Any]] = [
     {"name": "get_weather", "description": "Ask for it.", "input_schema": WEATHER},
@@ -19,7 +19,6 @@ TOOLS: list[dict[str, Any]] = [
 ]
 TALK: list[Any] = [{"role": "user", "content": "How are you?"}]
 CHAIN = [SystemMessage("You are brief."), HumanMessage("How are you?")]
-QUIET = {"logit_bias": {str(blank): -100 for blank in b" \t\n\r"}}  # a grammar allows any number of blanks
 
 
 class Subject:
@@ -129,19 +128,24 @@ def chain_invoke_and_stream(s: Subject) -> None:
     expect(text == whole.text, "a stream is the same text")
 
 
+def joined(chunks: Any) -> Any:
+    """The message that a stream makes."""
+    first, *rest = chunks
+    for chunk in rest:
+        first += chunk
+    return first
+
+
 def chain_tools(s: Subject) -> None:
     model = s.chain(max_tokens=200, model_kwargs={"extra_body": QUIET}).bind_tools(TOOLS, tool_choice="get_time")
-    talk: list[Any] = [*CHAIN]
-    for _ in range(3):
-        answer = model.invoke(talk)
-        (call,) = answer.tool_calls
-        check_weather(call["args"])
-        talk += [answer, ToolMessage("noon", tool_call_id=call["id"])]
-    chunks = list(model.stream(talk))
-    joined = chunks[0]
-    for chunk in chunks[1:]:
-        joined += chunk
-    expect(joined.tool_calls and not joined.invalid_tool_calls, f"{joined}")
+    for ask in (model.invoke, lambda talk: joined(model.stream(talk))):
+        talk: list[Any] = [*CHAIN]
+        for _ in range(3):
+            answer = ask(talk)
+            expect(not answer.invalid_tool_calls, f"{answer}")
+            (call,) = answer.tool_calls
+            check_weather(call["args"])
+            talk += [answer, ToolMessage("noon", tool_call_id=call["id"])]
 
 
 CHECKS = [

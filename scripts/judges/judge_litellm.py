@@ -8,7 +8,7 @@ import litellm
 
 import checks
 from checks import Settings, expect
-from client_common import JSON_SCHEMA_FORMAT, TALK, TOOLS, check_city, check_weather, wait_idle
+from client_common import JSON_SCHEMA_FORMAT, QUIET, TALK, TOOLS, check_city, check_weather, wait_idle
 
 
 class Subject:
@@ -95,12 +95,25 @@ def second_turn(s: Subject) -> None:
         expect(again.choices[0].message.role == "assistant", f"{again}")
 
 
-def tools_stream(s: Subject) -> None:
-    one: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
-    chunks = list(s.chat(tools=TOOLS, max_tokens=200, stream=True, **one))
-    whole = litellm.stream_chunk_builder(chunks, messages=TALK)
-    for call in whole.choices[0].message.tool_calls:
-        check_weather(call.function.arguments)
+def streamed(s: Subject, **fields: Any) -> Any:
+    """The whole answer, joined by litellm from the pieces of a stream."""
+    return litellm.stream_chunk_builder(list(s.chat(stream=True, **fields)), messages=fields["messages"])
+
+
+def three_turns(s: Subject) -> None:
+    """Each turn has a call, its result, and an answer; all are litellm's own messages."""
+    options: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 200, "extra_body": QUIET}
+    for ask in (s.chat, lambda **fields: streamed(s, **fields)):
+        talk: list[Any] = [TALK[0]]
+        for _ in range(3):
+            talk.append(TALK[1])
+            called = ask(messages=talk, tool_choice="required", **options).choices[0].message
+            (call,) = called.tool_calls
+            check_weather(call.function.arguments)
+            talk += [called, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+            told = ask(messages=talk, tool_choice="none", **{**options, "max_tokens": 8}).choices[0].message
+            expect(not told.tool_calls, f"{told}")
+            talk.append(told)
 
 
 def json_schema(s: Subject) -> None:
@@ -137,7 +150,7 @@ def hang_up(s: Subject) -> None:
 
 
 CHECKS = [
-    chat, chat_options, chat_stream, chat_stream_usage, chat_async, tools, second_turn, tools_stream, json_schema, text,
+    chat, chat_options, chat_stream, chat_stream_usage, chat_async, tools, second_turn, three_turns, json_schema, text,
     text_stream, errors, timeout, hang_up,
 ]  # fmt: skip
 

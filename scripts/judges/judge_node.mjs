@@ -1,17 +1,12 @@
 // openai-node: every method for the server's routes, its typed exceptions, retries, timeouts and disconnects.
-// Run by scripts/judges/run, with the packages of package.json in node_modules.
+// Run by scripts/judges/run, with the packages of packages/node in node_modules.
 
-import { readFileSync, writeFileSync } from "node:fs";
-import { createRequire } from "node:module";
-import { parseArgs } from "node:util";
+import { connect } from "./node_client.mjs";
 
-const { values: flags } = parseArgs({
-  options: Object.fromEntries(["url", "model", "api-key", "report", "modules"].map((name) => [name, { type: "string" }])),
-});
-const require = createRequire(`${flags.modules}/`);
-const { default: OpenAI } = require("openai");
-const { zodResponseFormat } = require("openai/helpers/zod");
-const { z } = require("zod");
+const { load, flags, expect, finish } = await connect();
+const { default: OpenAI } = await load("openai");
+const { zodResponseFormat } = await load("openai/helpers/zod");
+const { z } = await load("zod");
 
 const model = flags.model;
 const client = new OpenAI({ baseURL: `${flags.url}/v1`, apiKey: flags["api-key"], timeout: 60_000 });
@@ -26,10 +21,6 @@ const tools = [
   { type: "function", function: { name: "get_weather", parameters } },
   { type: "function", function: { name: "get_time", parameters } },
 ];
-
-function expect(holds, what) {
-  if (!holds) throw new Error(typeof what === "string" ? what : JSON.stringify(what));
-}
 
 async function fails(kind, call) {
   try {
@@ -149,7 +140,7 @@ const checks = {
     const error = await fails(OpenAI.NotFoundError, () => complete({ model: "missing" }));
     expect(error.code === "model_not_found", error.code);
     await fails(OpenAI.NotFoundError, () => client.models.retrieve("missing"));
-    await fails(OpenAI.NotFoundError, () => client.embeddings.create({ model, input: "x" }));
+    await fails(OpenAI.NotFoundError, () => client.moderations.create({ model, input: "x" }));
   },
   async mistakes_are_not_retried() {
     let sent = 0;
@@ -182,18 +173,4 @@ const checks = {
   },
 };
 
-const rows = [];
-for (const [name, check] of Object.entries(checks)) {
-  const start = Date.now();
-  let error = null;
-  try {
-    await check();
-  } catch (failure) {
-    error = `${failure.constructor.name}: ${failure.message}`.slice(0, 2000);
-  }
-  rows.push({ name, seconds: (Date.now() - start) / 1000, error });
-  console.error(`${error === null ? "ok" : "FAILED"}\t${name}${error === null ? "" : `: ${error}`}`);
-}
-const { version } = JSON.parse(readFileSync(`${flags.modules}/node_modules/openai/package.json`, "utf8"));
-writeFileSync(flags.report, JSON.stringify({ versions: { openai: version, node: process.version }, checks: rows }));
-process.exit(rows.some((row) => row.error !== null) ? 1 : 0);
+await finish(checks, ["openai"]);

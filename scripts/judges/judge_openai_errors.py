@@ -22,7 +22,7 @@ def catch[E: openai.OpenAIError](kind: type[E], call: Callable[..., Any], **fiel
 
 
 def bad_values_name_their_parameter(s: Any) -> None:
-    for param, value in (("temperature", 3), ("top_p", 0), ("max_tokens", -1), ("n", 100_000), ("stop", [""])):
+    for param, value in (("temperature", 3), ("top_p", 0), ("max_tokens", -2), ("n", 100_000), ("stop", [""])):
         error = catch(openai.BadRequestError, s.complete, **{param: value})
         expect((error.param or "").startswith(param), f"{param}: {error.param!r} is named in {error}")
         expect(error.type == "invalid_request_error", f"{error.type}")
@@ -76,7 +76,7 @@ def unknown_model(s: Any) -> None:
 
 
 def unknown_route(s: Any) -> None:
-    catch(openai.NotFoundError, s.client.embeddings.create, model=s.settings.model, input="x")
+    catch(openai.NotFoundError, s.client.moderations.create, model=s.settings.model, input="x")
 
 
 def count_sent(s: Any, kind: type[openai.OpenAIError], retries: int, **fields: Any) -> int:

@@ -50,6 +50,12 @@ JUDGES: Mapping[str, Judge] = {
     "openai-node": Judge("judge_node.mjs", "node", flags=TALKS),
     "litellm": Judge("judge_litellm.py", "litellm", flags=TALKS, variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
     "langchain-openai": Judge("judge_langchain.py", "langchain", flags=TALKS),
+    "langgraph": Judge("judge_langgraph.py", "langchain", flags=TALKS),
+    "openai-agents": Judge("judge_agents_sdk.py", "agents-sdk", flags=TALKS),
+    "pydantic-ai": Judge("judge_pydantic_ai.py", "pydantic-ai", flags=TALKS),
+    "llama-index": Judge("judge_llama_index.py", "llama-index", flags=TALKS),
+    "ai-sdk-6": Judge("judge_ai_sdk.mjs", "ai6", flags=TALKS),
+    "ai-sdk-7": Judge("judge_ai_sdk.mjs", "ai7", flags=TALKS),
     "anthropic": Judge("judge_anthropic.py", "anthropic", flags=TALKS),
     "instructor": Judge("judge_instructor.py", "instructor", model="demo"),
     # Cases without a limit generate until the context is full: a short context keeps them quick.
@@ -94,11 +100,11 @@ class Outcome:
 def judge(name: str) -> Outcome:
     """Create the environment, start the server, and run the client through the recorder. Raises SystemExit."""
     judge_ = JUDGES[name]
-    if judge_.environment == "node":
-        modules = node_modules(FOLDER, judge_.environment)
+    if judge_.program.endswith(".mjs"):
+        modules = node_modules(FOLDER, judge_.environment, HERE / "packages" / judge_.environment)
         command = ["node", str(HERE / judge_.program), "--modules", str(modules)]
     elif name in AGENTS:
-        modules = node_modules(FOLDER, judge_.environment, HERE / "agents")
+        modules = node_modules(FOLDER, judge_.environment, HERE / "packages" / judge_.environment)
         command = [sys.executable, str(HERE / judge_.program), "--modules", str(modules), "--agent", name]
         write_checkpoint(CODERS / name, AGENTS[name].call)
     else:
