@@ -19,17 +19,44 @@ from pathlib import Path
 from typing import Any
 
 from lab import control_plane, workers
+from lab.real.page import table
 from lab.reproduce import baselines, blocks
 from orca_jax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "ARTIFACT.md", "docs/paper.md")
+_DOCS = ("benchmarks", "comparison", "flags", "paper")
+PAGES = ("README.md", "ARTIFACT.md", *(f"docs/{name}.md" for name in _DOCS))
+
+
+def schedulers() -> str:
+    """The table of the sweep over arrival rates in `docs/measured/schedulers.json`, with its command."""
+    found = json.loads((ROOT / "docs" / "measured" / "schedulers.json").read_text(encoding="utf-8"))
+    rows = []
+    for load in found["loads"]:
+        place = "all at once" if load["rate"] is None else f"{load['rate']:.2f} ({load['load']} times)"
+        for name, each in load["results"].items():
+            keys = ("median_normalized_latency_ms", "p99_normalized_latency_ms", "median_itl_ms", "p99_itl_ms")
+            latency, largest, *gaps = [_rounded(each[key]) for key in keys]
+            ttft = f"{each['p99_ttft_ms'] / 1000:.1f}"
+            rows.append([place, f"`{name}`", f"{each['output_tokens_per_s']:.1f}", latency, largest, ttft, *gaps])
+            place = ""
+    head = ["arrivals, requests/s", "", "output tokens/s", "median normalised latency, ms/token", "largest"]
+    head += ["largest TTFT, s", "median gap between tokens, ms", "p99 gap, ms"]
+    command = found["command"].replace("python -m orca_jax.bench", "orca-jax bench")
+    return f"{table(head, rows)}\n`{command}`, {found['began']}, commit {found['commit']}."
+
+
+def _rounded(value: float) -> str:
+    return "" if not value else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "baselines": baselines.block,
     "beyond": blocks.beyond,
     "claims": blocks.claims,
     "control": control_plane.block,
     "errors": blocks.errors,
+    "schedulers": schedulers,
     "what_if": blocks.what_if,
     "workers": workers.block,
 }

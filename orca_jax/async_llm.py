@@ -45,7 +45,7 @@ class _Texts:
 
 
 class AsyncLLM:
-    """An engine in a process of its own. All methods belong to one event loop.
+    """An engine in its own process. All methods belong to one event loop.
 
     Calls of many tasks run in the same iterations. An async context manager: entering it waits until the engine
     serves, and leaving it ends the engine and all open calls.

@@ -21,7 +21,7 @@ def is_preset(model: str) -> bool:
 
 
 def with_commit(config: EngineConfig, commit: str | None) -> EngineConfig:
-    """Return the settings of a worker for the commit of its leader. A directory of its own has no commit."""
+    """Return the settings of a worker for the commit of its leader. Its own directory has no commit."""
     return replace(config, revision=commit) if commit is not None and is_hub_name(config.model) else config
 
 
@@ -39,7 +39,7 @@ def model_directory(
 
     Args:
         model: "demo", a directory, a name of the Hub, or "preset:<name>".
-        revision: of a model of the Hub: a branch, a tag or a commit; None for the default branch.
+        revision: a branch, a tag or a commit of a model of the Hub; None for the default branch.
         download_dir: folder of the cache of the Hub; None for its default.
         needs_weights: False for the settings and the tokenizer of a model of the Hub alone.
 

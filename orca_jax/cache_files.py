@@ -49,7 +49,7 @@ def remove_distrusted(folder: Path) -> None:
 def distrust(status: os.stat_result) -> str:
     """Return the reason why a file or a folder must not be used; empty if only this user and root can change it.
 
-    Groups of this process may write: Kubernetes gives a volume to such a group (`fsGroup`), with all that is in it.
+    Groups of this process may write: Kubernetes gives a volume to this group (`fsGroup`), with all that is in it.
     """
     if status.st_uid not in (os.geteuid(), 0):
         return f"it belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"

@@ -7,7 +7,7 @@ divided between groups while serving, not at start. A block may have a few pages
 are padding.
 
 A layer that is recurrent has no pages. It keeps a state of a fixed size: the sum of all tokens so far, in some form. A
-*state block* is one state in each of these layers. A row has one, in a pool of its own.
+*state block* is one state in each of these layers. A row has one, in its own pool.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -140,10 +140,10 @@ def form_groups(layers: Sequence[LayerCache], max_model_len: int, *, views: bool
     group. There are as few groups as `MOST_PADDING` allows. Padding of layers that keep all tokens grows with the
     context, so they have none if that at most doubles the number of groups. A window of `max_model_len` tokens or more
     is none. Layers of another shape have blocks of the same bytes where these hold whole pages, and else a pool of
-    their own. Without `views` each shape has a pool of its own.
+    their own. Without `views` each shape has its own pool.
 
     Args:
-        layers: of the whole model.
+        layers: the layers of the whole model.
         max_model_len: most tokens of a request.
         views: arrays can be viewed in another shape without a copy.
     """

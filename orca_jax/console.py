@@ -17,8 +17,8 @@ class LastingStream:
     Args:
         stream: the stream to write to.
         name: its name in the log; empty: the error is not logged, since the log goes to this stream.
-        replaces_file: after an error, redirect the descriptor to /dev/null. The interpreter writes the rest of its
-            buffer at exit, and would end with code 120 otherwise.
+        replaces_file: True to redirect the descriptor to /dev/null after an error. The interpreter writes the rest of
+            its buffer at exit, and would end with code 120 otherwise.
     """
 
     def __init__(self, stream: TextIO, name: str = "", *, replaces_file: bool = False) -> None:

@@ -111,7 +111,7 @@ class Engine:
         seed: seeds the random seeds of requests without one.
         clock: seconds, monotonic; the unit of all times in updates.
         observer: receives every event.
-        weights: of adapters by key, as the executor reads them; None for no adapters.
+        weights: the weights of adapters by key, as the executor reads them; None for no adapters.
         check_in_interval: results to read together when no further iteration may be in flight, below `n_workers` of
             the scheduler unless 1.
     """

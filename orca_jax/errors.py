@@ -57,7 +57,7 @@ class RequestError(OrcaError, ValueError):
 def is_panic(error: BaseException) -> bool:
     """True for the error of a panic in a library written in Rust.
 
-    Such an error is no subclass of `Exception`, and its class cannot be imported.
+    This error is no subclass of `Exception`, and its class cannot be imported.
     """
     return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
 

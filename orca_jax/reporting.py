@@ -39,7 +39,7 @@ def name_tails(figures: Mapping[str, Any], count: int, gaps: int) -> dict[str, A
     """Name each `p99_` figure of few values what it is: the largest one.
 
     Args:
-        figures: with nearest-rank percentiles.
+        figures: figures with nearest-rank percentiles.
         count: number of requests.
         gaps: number of gaps between tokens, for the figures of these.
     """

@@ -287,7 +287,7 @@ def _require(holds: bool, param: str, what: str, got: object) -> None:
 
 
 def of_candidate(params: SamplingParams, index: int) -> SamplingParams:
-    """Return the parameters of one candidate: with a seed of its own, and the prompt's log probabilities once."""
+    """Return the parameters of one candidate: with its own seed, and the prompt's log probabilities once."""
     if params.n == 1:
         return params
     seed = None if params.seed is None else candidate_seed(params.seed, index)

@@ -63,7 +63,7 @@ class Member(NamedTuple):
     `targets` requests log probabilities of known ids: the i-th one given the context up to the member's i-th
     token. They are the following ids, so there are `num_tokens` of them, or one fewer if the member samples.
 
-    The last `num_drafts` of `ids` are proposals for the next ids (speculation). Such a member samples after its newest
+    The last `num_drafts` of `ids` are proposals for the next ids (speculation). This member samples after its newest
     token and after each proposal; it has neither targets nor constraints, and no id on the device. Its result has the
     drawn ids up to the first one unlike the proposal for its position. So it has one id more than accepted proposals.
     The keys and values of the other proposals have no meaning: a later plan starts before them.

@@ -7,11 +7,22 @@ from lab.peers.results import LATENCY, latency_ratios, ratios
 from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import write_file
 
-_HEAD = """# Beside other engines
+_HEAD = """\
+# Beside other engines
 
-This page is made by `python -m lab peers` from [peers.json](measured/peers.json). The measurement is
-described in [benchmarks.md](benchmarks.md#beside-other-engines). Ratios are ours to theirs: above 1 in throughput, and
-below 1 in latency, orca-jax is the faster one. A comparison should quote a peer's fastest way of running.
+This page is made by the command at its end from [peers.json](measured/peers.json). Ratios are ours to theirs: above 1
+in throughput, and below 1 in latency, orca-jax is the faster one. A comparison should quote a peer's fastest way of
+running. All engines have the same weights, the same requests and the same processors.
+
+- **Offline.** Both sides are processes with a loaded model. Each round runs a pass of both, and they take turns in
+  being first. The result is the median of the rounds' ratios, with their range.
+- **Online.** The servers take the same requests at the same times from `bench online`, one server at a time: all at
+  once, then at parts of the rate at which our server completed them. Prefix caches are off, since the loads repeat
+  prompts.
+- **Environments.** Each peer has one in `~/.cache/orca-jax/peers`, made at the first use from the network. vLLM and
+  EasyDeL need Python 3.11, llama.cpp a compiler of C++. EasyDeL compiles for minutes, once for each size of a batch.
+- **Settings.** Each peer runs as it recommends: vLLM compiled and eager, with Intel's OpenMP; llama.cpp with
+  continuous batching and its KV cache in float16; transformers with batches of 8 (`--peer-max-num-seqs`).
 """
 _MAKE = """
 To repeat it, without torch or any peer in the environment of orca-jax:

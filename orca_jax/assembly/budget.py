@@ -51,7 +51,7 @@ def token_budget(config: EngineConfig, platform: str, seconds: Mapping[int, floa
 
     Args:
         config: the settings.
-        platform: of the devices.
+        platform: the platform of the devices.
         seconds: measured time of a launch of each size.
     """
     largest = max(seconds)

@@ -72,7 +72,7 @@ class LeaderBuild:
     """The leader's steps of a build, in the order of its methods.
 
     Args:
-        config: of the cluster.
+        config: the configuration of the cluster.
         model: a setting of the engine.
         lost: called if a worker is lost.
 

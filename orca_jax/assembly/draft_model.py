@@ -48,7 +48,7 @@ def describe_draft(
     Args:
         config: checked settings.
         target: the large model.
-        tokenizer: of the large model; one of the settings serves both models.
+        tokenizer: the tokenizer of the large model; one of the settings serves both models.
         max_model_len: most tokens of a request.
 
     Raises:
@@ -92,9 +92,9 @@ def start_draft(
 
     Args:
         draft: the model.
-        devices: of the large model.
+        devices: the devices of the large model.
         times: takes the phases of the start.
-        directory: of compiled programs; None: they are not kept.
+        directory: the directory of compiled programs; None: they are not kept.
     """
     from orca_jax.assembly.executor import place_model, start_executor
     from orca_jax.model.sharding import most_shards

@@ -95,12 +95,12 @@ def place_model(
     Args:
         source: see `load_decoder`, as for the next four.
         model: its configuration.
-        dtype: of the parameters.
-        load_format: of the weights.
-        seed: of random weights.
+        dtype: the type of the parameters.
+        load_format: the format of the weights.
+        seed: the seed of random weights.
         devices: those of the first stage first; each stage has as many.
         num_stages: pipeline stages.
-        library: of products with packed matrices, on CPUs; None: the matrices stay plain.
+        library: the library of products with packed matrices, on CPUs; None: the matrices stay plain.
 
     Raises:
         ConfigError: the source or the format is wrong, or the model cannot be split evenly.

@@ -24,9 +24,9 @@ def product_library(
     Args:
         config: the settings. "auto" takes the library where it is known to be faster, or found to be by a trial.
         model: experts, quantised weights and decoders from outside this package have products of XLA.
-        dtype: of the weights.
-        platform: of the devices.
-        directory: of compiled programs; it keeps the library too, and the result of the trial.
+        dtype: the type of the weights.
+        platform: the platform of the devices.
+        directory: the directory of compiled programs; it keeps the library too, and the result of the trial.
 
     Raises:
         ConfigError: the library is wanted and cannot be used; `param` is "cpu_products".

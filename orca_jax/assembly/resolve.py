@@ -114,7 +114,7 @@ def resolve(
         max_model_len: most tokens of one request.
         placed: the model on its devices.
         free: bytes free on each device before loading; None measures them, if all devices are of this process.
-        directory: of compiled programs, from `cache_directory`.
+        directory: the directory of compiled programs, from `cache_directory`.
 
     Raises:
         ConfigError: the memory is too small; `param` names a setting.
@@ -153,9 +153,9 @@ def page_type(dtype: DType, platform: str, *, has_bfloat16: bool) -> PageDType:
     """Return the type of pages for a `kv_cache_dtype` of "auto".
 
     Args:
-        dtype: of weights and activations.
-        platform: of the devices.
-        has_bfloat16: on a CPU, true to keep bfloat16. A CPU converts other types than float32 in each product of
+        dtype: the type of weights and activations.
+        platform: the platform of the devices.
+        has_bfloat16: True to keep bfloat16 on a CPU. A CPU converts other types than float32 in each product of
             attention, so their pages are float32.
     """
     if platform != "cpu" or (dtype == "bfloat16" and has_bfloat16):

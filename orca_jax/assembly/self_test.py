@@ -1,4 +1,4 @@
-"""Tries the attention kernels in a process of their own before the engine takes the device.
+"""Tries the attention kernels in their own process before the engine takes the device.
 
 A kernel may give wrong results on hardware or with a driver on which it was never run, and it may hang or kill its
 process. So each one that this engine would use runs once beside plain XLA, with this model's shapes. If it fails, the

@@ -43,11 +43,11 @@ def speculating(
 
     Args:
         config: checked settings.
-        scheduler: of the settings.
+        scheduler: the scheduler of the settings.
         budget: most tokens of an iteration.
         launches: seconds of a launch of each bucket; empty without a device.
-        proposer: of method "draft_model".
-        clock: of the engine.
+        proposer: the proposer of method "draft_model".
+        clock: the clock of the engine.
     """
     speculative = config.speculative_config
     if speculative is None:

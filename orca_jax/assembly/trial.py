@@ -31,8 +31,8 @@ def is_faster(library: Library, dtype: str, directory: str | None) -> bool:
     """True if the library's products are faster than XLA's, on average over `ROWS`.
 
     Args:
-        library: of this machine.
-        dtype: of the matrices.
+        library: the library of this machine.
+        dtype: the type of the matrices.
         directory: keeps the result, so that later starts on this machine agree; None measures once in a process.
     """
     file = None if directory is None else Path(directory) / f"{library.name}-{dtype}.json"

@@ -47,8 +47,8 @@ class WeightUpdater:
 
     Args:
         placed: the model. Its tables map the keys of trees, as for checkpoints.
-        executor: of this model.
-        directory: of the model, for its mapping.json; empty for a preset.
+        executor: the executor of this model.
+        directory: the directory of the model, for its mapping.json; empty for a preset.
     """
 
     def __init__(self, placed: PlacedModel, executor: JaxExecutor, directory: str) -> None:

@@ -184,7 +184,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 class Writer:
-    """Appends rows in a thread of its own, so that a busy disk does not delay the computation.
+    """Appends rows in its own thread, so that a busy disk does not delay the computation.
 
     All rows put since the last write are written at once and then forced to disk (`fsync`).
 

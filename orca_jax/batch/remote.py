@@ -29,7 +29,7 @@ class RemoteServer:
     can be resumed later. Exception: if it answered other rows in the meantime, only this row becomes an error row.
 
     Args:
-        base_url: with or without a final `/v1`.
+        base_url: the server's address, with or without a final `/v1`.
         api_key: sent as a bearer token.
         concurrency: maximum number of connections.
         max_retries: attempts after the first one.

@@ -17,8 +17,8 @@ class RemoteModel:
     """The model of a server.
 
     Args:
-        base_url: of the server, with or without `/v1`.
-        name: of the model; None for the first one of the server.
+        base_url: the address of the server, with or without `/v1`.
+        name: the name of the model; None for the first one of the server.
         key_file: file with the API key; None: no key.
         sampling: fields of each call; the server applies the defaults of its model to the others.
 

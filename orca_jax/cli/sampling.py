@@ -52,7 +52,7 @@ def text_source(parser: FlagParser, argv: Sequence[str] | None) -> Iterator[Text
     """Open the model that the flags describe: an engine in this process, or a server.
 
     Args:
-        parser: of `text_parser`.
+        parser: the parser of `text_parser`.
         argv: the flags; None for those of this process.
 
     Raises:

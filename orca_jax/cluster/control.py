@@ -43,10 +43,10 @@ class ControlThread:
     """Owns the control socket. The main thread makes it, and uses the methods up to `close`.
 
     Args:
-        context: of the sockets of this process.
+        context: the context of the sockets of this process.
         ip, port: to listen on.
-        keys: of the cluster; None on a loopback address.
-        roll: of the processes that have joined.
+        keys: the keys of the cluster; None on a loopback address.
+        roll: the list of the processes that have joined.
         lost: called if a worker is lost, stuck or diverged, or has failed.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The leader's executor: it sends each call to the workers, then makes it on the devices of its own process."""
+"""The leader's executor: it sends each call to the workers, then makes it on its own devices."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ class ClusterExecutor:
 
     Args:
         local: the executor of this process.
-        leader: of the workers, which have equal executors.
+        leader: the leader of the workers, which have equal executors.
     """
 
     def __init__(self, local: Executor, leader: Leader) -> None:

@@ -1,6 +1,6 @@
 """The leader: gathers the workers, sends them the calls of the executor, and watches them.
 
-All of this is the main thread, which owns the plan socket and sends there without waiting. A thread of its own
+All of this is the main thread, which owns the plan socket and sends there without waiting. Another thread
 (`control.py`) owns the control socket.
 """
 
@@ -49,7 +49,7 @@ class Leader:
     """The leader's side of a cluster. Made and used by the main thread.
 
     Args:
-        config: of the cluster.
+        config: the configuration of the cluster.
         lost: called if a worker is lost, stuck or diverged, or has failed.
         has_devices: False for the toy.
 

@@ -111,7 +111,7 @@ class Report(ClusterMessage, frozen=True):
 
 
 class WorkerBeat(ClusterMessage, frozen=True):
-    """Worker, twice a second from a thread of its own."""
+    """Worker, twice a second from its own thread."""
 
     num_begun: int  # iterations submitted to the devices
     num_done: int  # iterations with a read result
@@ -121,7 +121,7 @@ class WorkerBeat(ClusterMessage, frozen=True):
 
 
 class LeaderBeat(ClusterMessage, frozen=True):
-    """Leader, twice a second from a thread of its own."""
+    """Leader, twice a second from its own thread."""
 
 
 class WorkerFailed(ClusterMessage, frozen=True):

@@ -22,7 +22,7 @@ class WorkerWatch:
     """Finds the first worker that is lost, stuck or diverged. One thread calls it, except for `sent` and `own`.
 
     Args:
-        names: of the workers, from rank 1 on.
+        names: the names of the workers, from rank 1 on.
         timeout: seconds of silence, and of no progress, that are too long.
     """
 

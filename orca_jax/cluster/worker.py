@@ -1,4 +1,4 @@
-"""The main thread of a worker: it repeats the leader's calls on an executor of its own.
+"""The main thread of a worker: it repeats the leader's calls on its own executor.
 
 All calls are made in the leader's order by one thread, so that the devices of all processes run the same programs in
 the same order. Another thread waits for the devices, and results are read as soon as they are there.

@@ -1,4 +1,4 @@
-"""A worker's connection to the leader, in a thread of its own: first messages, heartbeats, reports, and the end."""
+"""A worker's connection to the leader, in its own thread: first messages, heartbeats, reports, and the end."""
 
 import contextlib
 import logging
@@ -49,7 +49,7 @@ class WorkerLink:
     """The connection to the leader. Made and used by the main thread.
 
     Args:
-        config: of the cluster.
+        config: the configuration of the cluster.
         hello: the first message.
         beat: makes heartbeats.
         lost: called if the leader is lost or stops this process.

@@ -70,8 +70,8 @@ async def started[T](start: Awaitable[T], ends: Sequence[Awaitable[None]]) -> T:
     """Return the result of the leader's start.
 
     Args:
-        start: of the leader; alone it waits for an ended rank until `load_timeout`.
-        ends: of the other ranks.
+        start: the start of the leader; alone it waits for an ended rank until `load_timeout`.
+        ends: the ends of the other ranks.
 
     Raises:
         EngineDeadError: a rank has ended before.

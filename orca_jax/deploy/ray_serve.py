@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _checked(config: ServerConfig) -> ServerConfig:
-    """The settings with the commit of a model of the Hub. Replicas may run on other hosts, with caches of their own."""
+    """The settings with the commit of a model of the Hub. Replicas may run on other hosts, with their own caches."""
     found = downloaded(config)
     check_texts(found)
     engine = dataclasses.replace(config.engine, revision=found.engine.revision)

@@ -1,4 +1,4 @@
-"""Compilation in a thread of its own, while the weights are loaded: programs follow from shapes alone."""
+"""Compilation in its own thread, while the weights are loaded: programs follow from shapes alone."""
 
 import threading
 from collections.abc import Sequence

@@ -55,7 +55,7 @@ def launches(members: Sequence[Member], largest: int, most_scored: int) -> Itera
     not fit in a launch, the next one continues with its tokens, and reads the keys and values written before. Members
     with one token come first in each launch. The attention kernels depend on this order.
 
-    Members with targets, and those whose hidden vectors are added up, get launches of their own, of at most
+    Members with targets, and those whose hidden vectors are added up, get their own launches, of at most
     `most_scored` tokens (the largest width of a sampler), because every token there is kept.
     """
     scored = [i for i, member in enumerate(members) if member.targets or member.pools in ("sum", "mean")]

@@ -66,7 +66,7 @@ def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, 
     """Bytes available to the cache on all devices together.
 
     Args:
-        devices: of the mesh, before the weights are loaded.
+        devices: the devices of the mesh, before the weights are loaded.
         utilization: share of an accelerator's whole memory for this process in all.
         needed: bytes of weights and workspace on one device.
         free: bytes free on one device; None measures them, if all devices are of this process.
@@ -91,9 +91,9 @@ def weight_bytes(decoder: Decoder) -> int:
 
 
 def largest_stack(decoder: Decoder) -> int:
-    """Bytes on each device of the largest parameter with all its layers, if the layers have arrays of their own.
+    """Bytes on each device of the largest parameter with all its layers, if the layers have their own arrays.
 
-    Random weights exist as such stacks first. Freed stacks leave holes of this size in all, and one array does not fit
+    Random weights exist as these stacks first. Freed stacks leave holes of this size in all, and one array does not fit
     into several holes. The decoder may hold sharded shapes.
     """
     sizes: dict[str, int] = {}
@@ -111,7 +111,7 @@ def fewest_blocks(
     """Blocks of each pool for one request of full length, beside a partly filled block of each row in each group.
 
     Args:
-        groups: of the whole model.
+        groups: the groups of the whole model.
         page_size: tokens of a page.
         num_rows: running requests.
         max_model_len: most tokens of a request.
@@ -137,7 +137,7 @@ def size_cache(
 
     Args:
         form: groups, page size, type and layout; its numbers of blocks are not read.
-        spans: of the layers of each pipeline stage.
+        spans: the ranges of the layers of each pipeline stage.
         memory: bytes on all devices of a stage together.
         num_rows: running requests.
         max_model_len: most tokens of a request.

@@ -60,7 +60,7 @@ class JaxExecutor:
     belong to several processes, every process submits the same plans, and only those of the last stage have results.
 
     Args:
-        stages: of the model, in their order, those of other processes included.
+        stages: the stages of the model, in their order, those of other processes included.
         model: all stages of it.
         config: shapes, for the finite set of programs.
         progress: called before the first compilation and after each, with the number compiled so far and the total.

@@ -1,7 +1,7 @@
 """One iteration on the device: the program of all layers, compiled once for each bucket.
 
 Token-wise operations run on all tokens of the merged batch; attention alone is split by request, inside one call
-(paper section 3.2). The sampler is a program of its own, with the unembedding, and gets the kept tokens only
+(paper section 3.2). The sampler is its own program, with the unembedding, and gets the kept tokens only
 (`sampling/programs.py`).
 """
 
@@ -54,15 +54,15 @@ def make_forward(
     `hidden [B, E]` has the vectors of the kept tokens, padded to the width of the largest sampler. `history [R, L]` has
     the ids of each row's context by position, up to the last processed one. `inputs` is `last_token [R]`.
 
-    In a pipeline only the last stage is such a program. The others return `hidden [T, E]`, all tokens, and the next
+    In a pipeline only the last stage is this program. The others return `hidden [T, E]`, all tokens, and the next
     stage takes them as `inputs`. The first one gets None, and the host has all ids. `history` is None.
 
     Args:
         structure: builds a decoder from its weights.
-        model: of the decoder.
+        model: the model of the decoder.
         config: cache and attention.
-        layout: of `vector`.
-        mesh: of weights and pages.
+        layout: the layout of `vector`.
+        mesh: the mesh of weights and pages.
     """
     layers = make_layers(structure, model, config, mesh)
 

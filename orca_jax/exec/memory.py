@@ -42,7 +42,7 @@ def limit_threads(devices: int = 1) -> None:
     all 64 threads of a pool would compete for the time of two. Without effect once JAX has started.
 
     Args:
-        devices: of JAX on this CPU. There is at least a thread for each of them.
+        devices: JAX's devices on this CPU. There is at least a thread for each of them.
     """
     if not has_jax_started() and not any(os.environ.get(name) for name in _THREADS):
         os.environ[_THREADS[0]] = str(max(num_processors(), devices))
@@ -52,8 +52,8 @@ def usable_bytes(stats: Mapping[str, int] | None, platform: str, utilization: fl
     """Bytes of one accelerator that this process may use, those in use included.
 
     Args:
-        stats: of the device, from JAX.
-        platform: of the device; only GPUs are shared with other processes.
+        stats: the memory statistics of the device, from JAX.
+        platform: the platform of the device; only GPUs are shared with other processes.
         utilization: share of the whole memory. On GPUs the share taken by JAX is a second limit.
 
     Raises:

@@ -1,7 +1,7 @@
 """Packing: a plan becomes one int32 vector for each launch, and named arrays again on the device.
 
 The vector has all inputs of the layers except weights and state; `Layout` has the offset of each array in it. The
-sampler is another program, with a vector of its own beside the hidden vectors (`sampling/pack.py`).
+sampler is another program, with its own vector beside the hidden vectors (`sampling/pack.py`).
 """
 
 import math
@@ -28,7 +28,7 @@ class VectorLayout:
     """Many small arrays as one vector of 32-bit words: one transfer to the device instead of fifteen.
 
     Args:
-        shapes: of each array by name, in order.
+        shapes: the shapes of each array by name, in order.
         floats: names of the arrays of float32; the others hold int32.
     """
 
@@ -101,7 +101,7 @@ class Layout:
         num_pages: P, pages of the longest possible request.
         has_slots: the tokens have slots of adapters.
         num_drafts: most proposed tokens of a launch.
-        windows: of each group of layers, equal ones side by side.
+        windows: the windows of each group of layers, equal ones side by side.
         page_size: S, for windows.
     """
 
@@ -166,9 +166,9 @@ class Layout:
         """Write the page tables of a launch.
 
         Args:
-            view: from `views`.
+            view: a part of the vector, from `views`.
             blocks: [groups, rows, P] of `RowTable`.
-            row: of each request in the launch.
+            row: the row of each request in the launch.
             first: position of its first token there.
         """
         used, begin = len(row), 0

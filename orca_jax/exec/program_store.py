@@ -37,7 +37,7 @@ class ProgramStore:
     """The programs of one configuration in a directory. Nothing that fails here is an error: it returns None.
 
     Args:
-        directory: of the compile cache; None: nothing is stored.
+        directory: the directory of the compile cache; None: nothing is stored.
         mesh: the devices of the programs.
         facts: everything else that the programs follow from, apart from their names. Its `repr` is hashed.
     """

@@ -56,7 +56,7 @@ class Programs:
     Args:
         decoder: parameters or shapes.
         config: shapes.
-        mesh: of the stage.
+        mesh: the mesh of the stage.
         greedy_only: see `JaxExecutor`.
 
     Attributes:

@@ -66,7 +66,7 @@ class LocalHop:
 class RemoteHop:
     """A hop between processes: a program of nothing but `ppermute` on the devices of both stages.
 
-    On a CPU `jax.device_put` between processes needs sockets of its own, and hung after some hops. All processes of
+    On a CPU `jax.device_put` between processes needs its own sockets, and hung after some hops. All processes of
     both stages must start the same hops in the same order. Device i of one stage sends to device i of the next one.
 
     Args:
@@ -120,7 +120,7 @@ class Stage:
 
     Args:
         decoder: parameters on the devices.
-        shapes: of the programs.
+        shapes: the shapes of the programs.
         programs: compiled.
 
     Attributes:

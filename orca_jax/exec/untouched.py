@@ -98,7 +98,7 @@ class Populating:
     give memory at its first use, as they always do.
 
     Args:
-        arrays: on CPUs.
+        arrays: arrays on CPUs.
         is_idle: True if no launch runs; called in the thread.
     """
 

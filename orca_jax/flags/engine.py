@@ -21,7 +21,7 @@ def human_int(text: str) -> int:
     """Read `4096`, `4k` (4000) or `4K` (4096) as vLLM does; `1.5k` is allowed, since the result is an integer.
 
     Raises:
-        argparse.ArgumentTypeError: the text is not such a number.
+        argparse.ArgumentTypeError: the text is not a number in this form.
     """
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
     # A float is not exact: 1.001 times 1000 is less than 1001.

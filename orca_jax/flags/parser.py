@@ -26,9 +26,9 @@ class FlagParser(argparse.ArgumentParser):
     """A parser without abbreviations. It suggests flags and values for misspelt ones.
 
     Args:
-        args: of `argparse.ArgumentParser`.
+        args: the arguments of `argparse.ArgumentParser`.
         brief: the settings in the short help, in addition to positional arguments; None: `--help` shows all flags.
-        options: of `argparse.ArgumentParser`.
+        options: the options of `argparse.ArgumentParser`.
     """
 
     def __init__(self, *args: Any, brief: Collection[str] | None = None, **options: Any) -> None:

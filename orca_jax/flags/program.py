@@ -41,7 +41,7 @@ def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Se
     """Run a part of the command line, with each error as one line, or as a traceback if the first flag is `--debug`.
 
     Args:
-        name: of the subcommand of `orca-jax`.
+        name: the name of the subcommand of `orca-jax`.
         main: takes the flags, and returns the exit status.
         argv: the flags; None for those of this process.
 

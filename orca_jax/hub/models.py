@@ -2,7 +2,7 @@
 
 Downloaded are the files that this package reads: settings, tokenizer, chat template and safetensors. Pickled weights
 and Python code are never downloaded. `huggingface_hub` keeps the cache, reads HF_HOME, HF_ENDPOINT, HF_TOKEN and
-HF_HUB_OFFLINE, and is imported only for such a name.
+HF_HUB_OFFLINE, and is imported only for a name of the Hub.
 """
 
 import errno

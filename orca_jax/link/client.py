@@ -207,8 +207,8 @@ class EngineClient:
         the deadline of its urgency.
 
         Args:
-            requests: with ids from `new_request_id`.
-            deadlines: in seconds from now, for the whole call.
+            requests: requests with ids from `new_request_id`.
+            deadlines: seconds from now, for the whole call.
 
         Raises:
             Unavailable: the engine does not serve.

@@ -240,7 +240,7 @@ class EngineLoop:
         return False
 
     def _report(self, handle: Handle) -> None:
-        """Wait for a result in a thread of its own, and report it to the main thread, also after a failure."""
+        """Wait for a result in its own thread, and report it to the main thread, also after a failure."""
         try:
             self._engine.executor.wait(handle)
         finally:

@@ -1,6 +1,6 @@
 """Threads for the work that single requests and calls wait for: compiling a grammar, reading an adapter.
 
-Each kind of work has threads of its own, so that one kind never waits for the other. Work that takes too long is given
+Each kind of work has its own threads, so that one kind never waits for the other. Work that takes too long is given
 up: its caller gets an error, and a new thread takes the next work. The old thread cannot be stopped; it ends by itself.
 """
 
@@ -49,7 +49,7 @@ class Preparation:
     """Does work of one kind in its threads.
 
     Args:
-        kind: of all work.
+        kind: the kind of all work.
         limit: seconds for one piece, from its begin on.
         tick: seconds between two looks for late work.
 

@@ -115,7 +115,7 @@ class WeightUpdates:
         self._reader.submit(self._read_first, self._waiting[0])
 
     def _read_first(self, update: UpdateWeights) -> None:
-        """Check and read in a thread of its own, and report the result or the failure to the main thread."""
+        """Check and read in its own thread, and report the result or the failure to the main thread."""
         result: PutInPlace | WeightsUpdated
         try:
             result = self._prepare(update.source)

@@ -155,7 +155,7 @@ class Iterations(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Engine, twice a second from a thread of its own, from the start on: it is alive."""
+    """Engine, twice a second from its own thread, from the start on: it is alive."""
 
     phase: Phase
     busy_seconds: float  # since the main thread last made progress; 0 while it waits for work

@@ -91,7 +91,7 @@ def _for_each[T](given: object, count: int, types: tuple[type[T], ...], param: s
     Args:
         given: the argument of the caller.
         count: the number of prompts.
-        types: of a value. Messages name the first one.
+        types: the types of a value. Messages name the first one.
         param: the name of the argument.
 
     Raises:

@@ -27,9 +27,9 @@ class Conversations:
         """Return the prompt of a conversation.
 
         Args:
-            messages: in OpenAI's format, with a text or text parts as content.
+            messages: a conversation in OpenAI's format, with a text or text parts as content.
             template_file: a file with another chat template; None for that of the model.
-            options: of `ChatTemplate.render`.
+            options: the options of `ChatTemplate.render`.
 
         Raises:
             ConfigError: the template is wrong; `param` is "chat_template".

@@ -15,7 +15,7 @@ class LoadedAdapters:
 
     Args:
         built: the engine and the reader of adapters.
-        turns: of the engine.
+        turns: the turns of the engine.
     """
 
     def __init__(self, built: Built, turns: Turns) -> None:

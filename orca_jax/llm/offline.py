@@ -124,14 +124,14 @@ class LLM:
 
         Args:
             messages: one conversation in OpenAI's format, or a list of them.
-            sampling_params: as in `generate`.
+            sampling_params: the parameters of `generate`.
             use_tqdm: show a progress bar on standard error.
             chat_template: a file with another chat template; None for that of the model.
             add_generation_prompt: end the prompt with the beginning of an answer.
             continue_final_message: end the prompt within the last message, so that the model continues it.
             tools: tools in OpenAI's format for the chat template. Calls in an answer are left as text.
             chat_template_kwargs: further variables of the template.
-            lora_request: as in `generate`.
+            lora_request: the adapter, as in `generate`.
 
         Raises:
             ConfigError: the chat template is wrong.

@@ -109,7 +109,7 @@ def text_pieces(
     """Yield the text of a candidate in pieces. The generator is started at once: dropping it unused calls `end` too.
 
     Args:
-        call: of this candidate alone.
+        call: the call of this candidate alone.
         candidate: is being generated.
         turn: runs an iteration.
         end: drops the candidate if it is open.

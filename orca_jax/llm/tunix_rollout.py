@@ -25,7 +25,7 @@ def orca_rollout(model: str, **settings: Any) -> "partial[Any]":
 
     Args:
         model: a directory with the config.json and the tokenizer of the model that Tunix trains.
-        settings: of `LLM`. With `load_format="dummy"` no weights are read before those of Tunix.
+        settings: the settings of `LLM`. With `load_format="dummy"` no weights are read before those of Tunix.
 
     Raises:
         ConfigError: Tunix is not installed.
@@ -53,9 +53,9 @@ class _Rollout:
         model: see `orca_rollout`.
         settings: see `orca_rollout`.
         rollout_actor: the model of Tunix, whose parameters become the weights; None for the weights of `model`.
-        tokenizer: of Tunix; None for that of `model`.
+        tokenizer: the tokenizer of Tunix; None for that of `model`.
         rollout_config: settings of Tunix; each call of `generate` has its own.
-        mesh: of Tunix; the engine has devices by its own settings.
+        mesh: the mesh of Tunix; the engine has devices by its own settings.
     """
 
     output_class: Any

@@ -210,7 +210,7 @@ class Block(nnx.Module):
             rotation: rotary positions of the layer, if it has some.
             layer: its index in the stage.
             mixing: access to the cache.
-            cache: of all layers.
+            cache: the cache of all layers.
             keep: tokens.
             adapters: additions to linear layers.
         """
@@ -249,7 +249,7 @@ class Block(nnx.Module):
 
     @property
     def linear_layers(self) -> list[Linear]:
-        """The linear layers. Those of experts are not among them: they have products of their own."""
+        """The linear layers. Those of experts are not among them: they have their own products."""
         layers, mlp = [layer for mixer in self.mixers.values() for layer in mixer.linear_layers], self.mlp
         if isinstance(mlp, Mlp):
             layers += filter(None, [mlp.gate, mlp.up, mlp.down])
@@ -299,7 +299,7 @@ def _both_norms(
 def _parallel(
     block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
 ) -> Float[Array, "B E"]:
-    """Add attention and MLP, both of the same inputs, each with a norm of its own before it."""
+    """Add attention and MLP, both of the same inputs, each with its own norm before it."""
     return x + attended + mlp(block.mlp_norm(x))
 
 

@@ -151,7 +151,7 @@ def views_of(
         open_array: opens the array of some keys, without reading it.
         of_model: shapes of all parameters, stacked.
         config: the model; gives the size of the vocabulary without padding.
-        mapping: of the model directory.
+        mapping: the mapping of the model directory.
 
     Raises:
         CheckpointError: no table fits the tree.
@@ -257,11 +257,11 @@ def read_parameter(
     """Read one parameter. All shards are read at once; rows of the vocabulary beyond the stored ones are zeros.
 
     Args:
-        path: of the parameter with all layers.
+        path: the path of the parameter with all layers.
         view: its values.
         leaf: its shape and its sharding.
-        config: as the mesh holds the model.
-        not_finite: takes the number of such values.
+        config: the configuration as the mesh holds the model.
+        not_finite: takes the number of values that are NaN or infinite.
     """
     shards = _shards(path, view, leaf, config, not_finite)
     return _array(leaf, lambda index: shards[index]())

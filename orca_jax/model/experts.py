@@ -77,7 +77,7 @@ class Experts(nnx.Module):
 
 
 class SharedExpert(nnx.Module):
-    """An expert of all tokens. Each token weights it by a number of its own."""
+    """An expert of all tokens. Each token weights it by its own number."""
 
     def __init__(self, make: Maker, config: ModelConfig, width: int, out_std: float) -> None:
         self.weight = make((config.embed_dim, 1), ("embed", "experts"), "normal")

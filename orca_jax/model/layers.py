@@ -59,7 +59,7 @@ class Maker:
         rngs: source of keys.
         span: the layers on the leading axis, or None for parameters outside the blocks.
         mesh: the devices of the model, for layers that are partitioned by hand; None: one device.
-        storage: of matrices and of the vocabulary's tables.
+        storage: the form of matrices and of the vocabulary's tables.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Maker:
         return Maker(self.dtype, self.rngs, span, self.mesh, self.storage)
 
     def with_layers(self, layers: Collection[int]) -> "Maker":
-        """A maker for some layers of the model alone, with a key of its own. It needs no `skip` in other stages."""
+        """A maker for some layers of the model alone, with its own key. It needs no `skip` in other stages."""
         maker = Maker(self.dtype, nnx.Rngs(self.rngs.params()), self.span, self.mesh, self.storage)
         maker.layers = tuple(layer for layer in self.layers if layer in layers)
         return maker

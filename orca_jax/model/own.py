@@ -39,7 +39,7 @@ class OwnDecoder(Decoder):
     The names of parameters are those of the stored tree, unless `tree_rows` or mapping.json says otherwise.
 
     Args:
-        config: as the devices hold it.
+        config: the configuration as the devices hold it.
         make: makes parameters; its type is that of the weights.
         vocab_rows: rows of the table of tokens, with padding.
     """

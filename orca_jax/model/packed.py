@@ -74,7 +74,7 @@ def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> 
 
     Args:
         plain: an array or a sharded shape [I, O] or [L, I, O], with logical axes.
-        library: of the product.
+        library: the library of the product.
         num_devices: that share the processors of this machine.
     """
     if not has_packed_form(plain, library):

@@ -103,7 +103,7 @@ def stored_shapes(state: nnx.State, config: ModelConfig) -> dict[str, tuple[int,
 
 
 def num_copies(path: str, config: ModelConfig) -> int:
-    """The copies of each key/value head in a parameter; 1 in parameters without such heads."""
+    """The copies of each key/value head in a parameter; 1 in parameters without these heads."""
     names = ("key", "value", "key_norm") if config.qk_norm == "all" else ("key", "value")
     return config.kv_copies if path.startswith(tuple(f"blocks.attention.{name}." for name in names)) else 1
 

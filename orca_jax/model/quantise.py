@@ -60,8 +60,8 @@ def quantise(weight: Float[Array, "*layers I O"], kind: Quantization) -> Quantis
     """Quantise a matrix, or each matrix of a stack; products with them follow the last axis but one.
 
     Args:
-        weight: of any type of floating point.
-        kind: of the result.
+        weight: the matrix of any type of floating point.
+        kind: the kind of the result.
 
     Raises:
         ConfigError: int4 needs an even number of inputs.
@@ -104,10 +104,10 @@ def quantised_parts(path: str, array: Array, held: Mapping[str, Any], kind: Quan
     """The parameters that a decoder has in place of a plain one.
 
     Args:
-        path: of the plain parameter, such as "blocks.mlp.up.kernel".
+        path: the path of the plain parameter, such as "blocks.mlp.up.kernel".
         array: its values, on their devices; of one layer or of a stack.
         held: a sharded shape for each parameter of the decoder, by path.
-        kind: of the decoder's matrices.
+        kind: the kind of the decoder's matrices.
 
     Returns:
         `array` itself, or its values and scales: "blocks.mlp.up.kernel.values" and "blocks.mlp.up.kernel.scale".
@@ -157,7 +157,7 @@ class QuantisedMatrix(_StoredParts):
     Args:
         parts: its values and scales, with a leading axis for layers if `is_stacked`.
         axes: logical axes of inputs and outputs.
-        kind: of the values.
+        kind: the kind of the values.
         dtype: type of the operands of products.
         splits: devices over which the inputs are split.
         is_stacked: true if there is a leading axis for layers.
@@ -189,7 +189,7 @@ class QuantisedExperts(_StoredParts):
     Args:
         parts: values and scales, with a first axis for experts, after one for layers if `is_stacked`.
         axes: logical axes of experts, inputs and outputs.
-        kind: of the values.
+        kind: the kind of the values.
         dtype: type of the operands of products.
         is_stacked: true if there is a leading axis for layers.
     """
@@ -237,7 +237,7 @@ def product(
     Args:
         x: activations.
         weight: one matrix.
-        kind: of the matrix.
+        kind: the kind of the matrix.
         dtype: type of the products' operands.
         splits: devices over which the inputs are split. Each adds up its own ones, before one sum over all.
     """

@@ -96,9 +96,9 @@ class Rotations:
     """The rotations of all layers. Those of each kind of rotary positions are computed once.
 
     Args:
-        ropes: of each layer.
+        ropes: the rotary positions of each layer.
         head_dim: D.
-        positions: of the tokens.
+        positions: the positions of the tokens.
     """
 
     def __init__(self, ropes: Sequence[RopeConfig], head_dim: int, positions: Int[Array, "T"]) -> None:

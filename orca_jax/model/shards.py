@@ -102,11 +102,11 @@ def fill(
 
     Args:
         leaves: shapes and shardings, by path.
-        sources: of each of these parameters.
-        config: as the mesh holds the model.
+        sources: the sources of each of these parameters.
+        config: the configuration as the mesh holds the model.
         progress: called after each parameter.
         problems: takes a line for each matrix that cannot be read.
-        not_finite: takes the number of such values of each matrix.
+        not_finite: takes the number of NaN and infinite values of each matrix.
     """
     parameters = [_parameter(path, leaf, sources[path]) for path, leaf in leaves.items()]
     done = 0

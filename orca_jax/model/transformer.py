@@ -94,7 +94,7 @@ class Decoder(nnx.Module):
         """Run all layers of a model with attention in each of them; see `run_layers`.
 
         Args:
-            inputs: as for `run_layers`, and so are `positions`, `cache`, `keep` and `adapters`.
+            inputs: the vectors of `run_layers`, which also explains `positions`, `cache`, `keep` and `adapters`.
             attend: attention of one layer, by its index in the stage; defines the meaning of `cache`.
         """
         return self.run_layers(inputs, positions, AttentionOnly(attend), cache, keep, adapters)
@@ -305,7 +305,7 @@ class LoopLayers(NamedTuple):
 
 
 def switched_layers(blocks: Sequence[Block], pattern: Pattern) -> LoopLayers:
-    """Layers with weights of their own, which a switch selects.
+    """Layers with their own weights, which a switch selects.
 
     XLA compiles each layer of an unrolled program anew, and most of this is attention with its loops. In this form 12
     layers compile in a quarter of the time. The results are the same bits, in the same time, on a CPU: there a branch

@@ -150,7 +150,7 @@ def _num_experts(config: ModelConfig) -> int:
 def with_true_head(directory: Path, config: ModelConfig, dtype: DType) -> ModelConfig:
     """The configuration, untied if the files hold an unembedding unequal to the embedding.
 
-    Some fine-tuned models have a head of their own, and a configuration with a tied one. As in transformers, both are
+    Some fine-tuned models have their own head, and a configuration with a tied one. As in transformers, both are
     compared in the type of loading, and the files decide.
 
     Raises:

@@ -1,6 +1,6 @@
 """The memory of compiled programs for TPUs that are not there: libtpu has the compilers of all generations.
 
-`python -m orca_jax.plan --compile` runs this module in a process of its own, since libtpu takes settings from the
+`python -m orca_jax.plan --compile` runs this module in its own process, since libtpu takes settings from the
 environment only: `python -m orca_jax.plan.compiled JSON` prints a JSON object.
 """
 

@@ -111,7 +111,7 @@ def _used_weights(model: ModelConfig, layers: float, each: float, tokens: float)
         model: the configuration.
         layers: bytes of all weights of the stage's layers on a device.
         each: bytes of the same number in every layer, on a device.
-        tokens: of the iteration.
+        tokens: the tokens of the iteration.
     """
     experts = model.experts
     if experts is None:

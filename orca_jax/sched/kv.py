@@ -35,9 +35,9 @@ class KVManager:
         page_size: tokens of a page.
         num_rows: the largest number of running requests, over all iterations in flight.
         n_slots: the largest number of reserved slots of a group; None for blocks on demand.
-        groups: of layers.
-        longest: without `n_slots`, most tokens of a request in one plan; None: no bound.
-        num_drafts: with `n_slots`, most proposed tokens of a request in one plan.
+        groups: the groups of layers.
+        longest: most tokens of a request in one plan, without `n_slots`; None: no bound.
+        num_drafts: most proposed tokens of a request in one plan, with `n_slots`.
         num_states: blocks of recurrent states; 0: the model has none.
 
     Raises:

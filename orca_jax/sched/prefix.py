@@ -33,7 +33,7 @@ class CacheWatcher(Protocol):
             ids: the ids of its tokens.
             salt: the salt of the request; pages with different salts are never shared.
             adapter: the adapter of the request; pages with different adapters are never shared.
-            group: of layers, see `cache_spec.py`.
+            group: the group of layers, see `cache_spec.py`.
         """
         ...
 
@@ -90,10 +90,10 @@ class PrefixCache:
     """Names blocks by group and content. Its pools keep named blocks until their memory is needed.
 
     Args:
-        pools: of each group; the cache gives names in them, and must get those of the blocks that they take.
-        groups: of layers.
+        pools: the pools of each group; the cache gives names in them, and must get those of the blocks that they take.
+        groups: the groups of layers.
         page_size: tokens of a full page.
-        states: of a model with recurrent layers; a hit then ends at a snapshot.
+        states: the states of a model with recurrent layers; a hit then ends at a snapshot.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class PrefixCache:
         """The longest beginning of a prompt in the cache.
 
         Args:
-            digests: of its full pages, in order.
+            digests: the digests of the request's full pages, in order.
             start: the digest before the first one, of salt and adapter.
             most: tokens that may be found.
             ids: returns the ids from a position on, as bytes, up to `most` and to the end of a page.

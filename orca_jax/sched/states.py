@@ -96,7 +96,7 @@ class States:
         """The tokens of a plan from position `start` on, up to a border inside them.
 
         Args:
-            row: of a running request; None: it begins at `start`.
+            row: the row of a running request; None: it begins at `start`.
             start: a position.
             num_tokens: the tokens that the plan would have without borders.
             num_prompt: tokens of the prompt.

@@ -49,7 +49,7 @@ class Acceptor:
         idle: registers the connections without a request.
         connections: the connections made and not yet lost.
         limit: largest number of connections.
-        context: for TLS.
+        context: the context of TLS.
         handshake_timeout: seconds for the handshake of TLS.
     """
 

@@ -1,4 +1,4 @@
-"""`POST /update_weights_from_disk`: new weights for a running server, with a key of its own."""
+"""`POST /update_weights_from_disk`: new weights for a running server, with its own key."""
 
 from pathlib import Path
 

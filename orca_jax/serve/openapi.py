@@ -257,7 +257,7 @@ def _open(path: Document) -> Document:
 
 
 def _plain(summary: str, media_type: str, kind: str, has_keys: bool) -> Document:
-    """An operation with a plain answer, without a component of its own."""
+    """An operation with a plain answer, without its own component."""
     operation = _operation(summary, "Load", (), has_keys)
     operation["responses"]["200"]["content"] = {media_type: {"schema": {"type": kind}}}
     return operation

@@ -59,13 +59,13 @@ class SimExecutor:
     different stages. A stage is idle while the one before it takes longer.
 
     Args:
-        cost: of an iteration on each stage.
+        cost: the cost of an iteration on each stage.
         clock: advanced by the host's time in `submit`, and to the end of an iteration in `collect`.
         lengths: the number of generated tokens of each request; the last one is `END_ID`.
         num_stages: devices in the pipeline.
         acceptance: chance of a proposed token to be drawn, if those before it were; which ones are depends on the
             request and the position alone.
-        groups: of the model's layers; a window bounds the context of its layers.
+        groups: the groups of the model's layers; a window bounds the context of its layers.
     """
 
     def __init__(

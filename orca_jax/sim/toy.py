@@ -59,7 +59,7 @@ def toy_generate(
 ) -> list[int]:
     """The toy model's output for one request alone, with neither pages nor batches: the oracle of tests.
 
-    `seed` is the resolved one, for a request without a seed of its own. `constraint` must be fresh; it applies
+    `seed` is the resolved one, for a request without its own seed. `constraint` must be fresh; it applies
     together with the parameters. `adapter` is the number of an adapter. A final stop token is included. The ids end
     when no id is allowed.
     """
@@ -139,11 +139,12 @@ class ToyExecutor:
         page_size: slots in a page.
         num_rows: rows of plans are below it.
         latency: seconds of one iteration.
-        num_stages: of a pipeline, each with an equal part of the latency; an iteration waits for those before it.
+        num_stages: number of stages of a pipeline. Each has an equal part of the latency, and serves one iteration
+            after the other.
         override: may replace every sampled id, or declare its logits not finite.
         check_pages: read each context back through its tables of blocks before sampling, in time proportional to its
             length, as far as windows reach. Otherwise a running sum is trusted.
-        groups: of layers. The model has all tokens in each of them, and reads back those within its window.
+        groups: the groups of layers. The model has all tokens in each of them, and reads back those within its window.
         num_states: blocks of states; 0: the model has none.
 
     Attributes:

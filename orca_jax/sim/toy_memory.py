@@ -41,7 +41,7 @@ class ToyMemory:
         num_blocks: blocks of each pool of the simulated KV cache.
         page_size: slots in a block.
         num_rows: rows of plans are below it.
-        groups: of layers.
+        groups: the groups of layers.
         num_states: blocks of states; 0: the model has none.
     """
 

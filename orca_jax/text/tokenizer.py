@@ -65,7 +65,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """Load a tokenizer: a directory with `tokenizer.json`, such a file, or "byte".
+    """Load a tokenizer: a directory with `tokenizer.json`, a file in its format, or "byte".
 
     Raises:
         ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer".

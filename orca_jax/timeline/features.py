@@ -99,7 +99,7 @@ def distinct(matrix: np.ndarray) -> list[int]:
 def _weights(iterations: Sequence[IterationRecord], windows: WindowShares) -> dict[str, float]:
     """Weights for the smallest relative errors, where outliers count little, then scaled to the measured sum.
 
-    A device time is long now and then, for reasons outside of the engine. Such times must not bend the weights. Their
+    A device time is long now and then, for reasons outside of the engine. These times must not bend the weights. Their
     sum counts, since throughput follows from it.
     """
     rows = [features(work_in(each, windows)) for each in iterations]

@@ -65,7 +65,7 @@ class LiveTimeline(TimelineWriter):
     """A timeline without a beginning. Its lines hold counts and times: no names, tenants or hashes of requests.
 
     Args:
-        engine: to observe; attach this between two steps.
+        engine: the engine to observe; attach this between two steps.
         head: settings of the engine.
         encode: encodes values as lines of JSON.
         sink: receives encoded lines, every `LIVE_SECONDS` while the engine works.

@@ -21,7 +21,7 @@ def page_data(timeline: Timeline, times: Mapping[int, Sequence[float]]) -> dict[
     """The data of the page. Times are whole microseconds since the first arrival.
 
     Args:
-        timeline: with at least one arrival.
+        timeline: a timeline with at least one arrival.
         times: those of `token_times`.
     """
     spans = {n: drawn_spans(each) for n, each in request_spans(timeline).items()}

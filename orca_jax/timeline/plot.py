@@ -114,7 +114,7 @@ def title(timeline: Timeline, above: Timeline | None = None) -> str:
     """Return the title of a panel in two lines: the scheduler, then the numbers of requests, iterations and seconds.
 
     Args:
-        timeline: of the panel.
+        timeline: the timeline of the panel.
         above: the timeline of the panel above, to which the numbers are related if it has as many requests.
     """
     name = timeline.head.config.scheduler

@@ -4,6 +4,7 @@
 - `contributing.md` and `changelog.md` stand for files at the root of the repository.
 - Links out of `docs/` lead to the repository.
 - A `<picture>` with a dark form follows the theme of the site.
+- Each flag in a table of `flags.md` is an entry of the index, so a search for its name finds this page first.
 """
 
 import os
@@ -27,6 +28,7 @@ _PICTURE = re.compile(
     r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
     r'<img alt="([^"]*)" src="([^"]+)">\s*</picture>'
 )
+_FLAG = re.compile(r"^\| (`-[^|]+`) \|", re.MULTILINE)
 
 
 def navigation(index: str) -> dict[str, list[str]]:
@@ -72,6 +74,19 @@ def themed(text: str) -> str:
     return _PICTURE.sub(r'<img class="only-light" alt="\2" src="\3"><img class="only-dark" alt="\2" src="\1">', text)
 
 
+def indexed(text: str) -> str:
+    """Return the text of `flags.md` with main entries of the index, which a search shows before all other pages."""
+    names = [name.strip("` ") for found in _FLAG.findall(text) for name in found.split(",")]
+    entries = "\n".join(f"   ! single: {name}" for flag in names for name in _spellings(flag))
+    return f"{text}\n```{{eval-rst}}\n.. index::\n{entries}\n```\n"
+
+
+def _spellings(flag: str) -> list[str]:
+    """Return a flag, and its name without dashes before it unless that is a word of its own, such as `model`."""
+    bare = flag.lstrip("-")
+    return [flag, bare] if "-" in bare else [flag]
+
+
 def _read(app: "Sphinx", name: str, source: list[str]) -> None:
     page = file = Path(app.srcdir) / f"{name}.md"
     if name in WHOLE:
@@ -79,6 +94,8 @@ def _read(app: "Sphinx", name: str, source: list[str]) -> None:
         source[0] = file.read_text(encoding="utf-8")
         app.env.note_dependency(str(file))
     source[0] = themed(relinked(source[0], file, page))
+    if name == "flags":
+        source[0] = indexed(source[0])
     if name == "index":
         source[0] += "\n" + toctrees(source[0])
 

@@ -1,30 +1,14 @@
-"""docs/flags.md: its numbers are those of the pages that it links to."""
+"""docs/flags.md has all flags of the server, as its parser has them."""
 
-import re
-
-import pytest
-
-from tests.docs.pages import tokens
-from tests.project.source import ROOT
-
-SOURCES = ("docs/benchmarks.md", "docs/quantisation.md")  # of its second and third table
+from scripts.flags_page import PAGE, actions, renewed
 
 
-def cells_of_tables(page: str) -> list[list[str]]:
-    """The cells of each table, without the heads."""
-    tables: list[list[str]] = []
-    for before, token in zip(tokens(page), tokens(page)[1:], strict=False):
-        if token.type == "tbody_open":
-            tables.append([])
-        if before.type == "td_open":
-            tables[-1].append(token.content)
-    return tables
+def test_the_list_of_flags_is_current() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert renewed(text) == text, "run: python scripts/flags_page.py"
 
 
-@pytest.mark.parametrize(("table", "source"), [(1, SOURCES[0]), (2, SOURCES[1])])
-def test_numbers_are_in_their_sources(table: int, source: str) -> None:
-    text = (ROOT / source).read_text(encoding="utf-8")
-    numbers = [cell for cell in cells_of_tables("docs/flags.md")[table] if re.fullmatch(r"[\d.,]+", cell)]
-    assert len(numbers) > 7
-    for number in numbers:
-        assert re.search(rf"\| {re.escape(number)} \|", text), f"{number} is not in {source}"
+def test_the_list_has_every_flag() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    flags = [name for _, found in actions() for flag in found for name in flag.option_strings]
+    assert len(flags) > 90 and all(f"`{name}`" in text for name in flags)

@@ -1,13 +1,17 @@
 """Links of the documentation: files and anchors exist. Addresses of other hosts are not tried."""
 
+import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from scripts.flags_page import actions
 from scripts.website.__main__ import DOCS, build
-from scripts.website.pages import navigation, relinked, themed
+from scripts.website.pages import indexed, navigation, relinked, themed
 from tests.docs.pages import PAGES, anchors, links, page_of
 from tests.project.source import ROOT
 
@@ -78,3 +82,42 @@ def test_the_build_refuses_a_broken_link(fault: str, tmp_path: Path, capfd: pyte
     (docs / "index.md").write_text(f"{listed}\n{fault}\n", encoding="utf-8")
     assert build(tmp_path / "site", tmp_path / "cache", docs) != 0
     assert "nowhere" in capfd.readouterr().err
+
+
+SEARCH = """
+const fs = require("fs"), vm = require("vm"), folder = process.argv[1];
+const none = { addEventListener() {}, getElementById: () => null };
+const context = { document: none, window: { addEventListener() {} }, console, Intl, URLSearchParams };
+vm.createContext(context);
+const read = (name) => vm.runInContext(fs.readFileSync(`${folder}/${name}`, "utf-8"), context);
+vm.runInContext("var _ready = () => {}, _ = (text) => text;", context);
+vm.runInContext("var Stemmer = class { stemWord(word) { return word; } };", context);
+read("_static/language_data.js");
+read("_static/searchtools.js");
+vm.runInContext("var localStorage = { setItem() {} }, SPHINX_HIGHLIGHT_ENABLED = false;", context);
+read("searchindex.js");
+const first = (name) => {
+  context.name = name;
+  const found = vm.runInContext("Search._performSearch(...Search._parseQuery(name))", context);
+  return found.length ? found[found.length - 1][0] : null;
+};
+console.log(JSON.stringify(JSON.parse(process.argv[2]).map(first)));
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="the search of the site is JavaScript")
+def test_a_search_for_a_flag_shows_the_page_of_flags_first(tmp_path: Path) -> None:
+    make = [sys.executable, "-m", "scripts.website", "build", "--out", str(tmp_path / "site")]
+    subprocess.run(make, cwd=ROOT, check=True)
+    flags = [name for _, found in actions() for flag in found for name in flag.option_strings]
+    words = [*flags, *(flag.lstrip("-") for flag in flags if "-" in flag.lstrip("-"))]
+    command = ["node", "-e", SEARCH, str(tmp_path / "site"), json.dumps(words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = dict(zip(words, json.loads(done.stdout), strict=True))
+    assert {word: page for word, page in found.items() if page != "flags"} == {}
+
+
+def test_flags_are_entries_of_the_index() -> None:
+    text = indexed("| `--max-loras`, `-m` | adapters |\n")
+    assert "   ! single: --max-loras\n   ! single: max-loras\n   ! single: -m\n" in text

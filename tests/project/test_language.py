@@ -16,6 +16,8 @@ import pytest
 from tests.project.source import SourceFile, python_files
 
 MAX_KNOTTED = 0.15  # of the sentences in docstrings
+MAX_ARGS = 0.02  # of the lines below "Args:" may begin with a preposition
+MAX_HANGING = 0.04  # of the sentences in docstrings
 MIN_WORDS = 3  # of a docstring
 SHOWN = 40  # findings of a share that is too high
 
@@ -27,6 +29,19 @@ PEOPLE = re.compile(r"\b(nobody|somebody|whoever|everybody|anybody|no one|someon
 OPENING = re.compile(r"(What|Who|Whose|How|Where|Which|From|Whether)\b")
 # English has it in "there is no page", and where the "no" belongs to a comparison.
 IS_NO = re.compile(r"(?<!there )\b(is|are) no (?!longer\b|(more|fewer|less|larger|smaller|later) than\b)[a-z]", re.I)
+
+PREPOSITION = re.compile(
+    r"(of|for|in|on|at|by|from|to|with|without|as|per|between|within|after|before|under|above|below|beside|than|like|"
+    r"during|also)\b",
+    re.I,
+)
+ARGUMENT = re.compile(r"(?m)^ {4}\*{0,2}\w+: *(?=\S)")
+# A word that points at a noun elsewhere: the reader has to guess it.
+HANGING = re.compile(
+    r"\b(those|likewise|such(?! as)|the ones?|of (its|their) own)\b"
+    r"|\b(the same|these)(?= (of|in|with|that|which|for|from|by|on|to|are|is|have|has|at|without)\b|[.,;:)]|$)",
+    re.I,
+)
 
 PACKAGE = python_files("orca_jax")
 SCRIPTS = python_files("scripts", "lab")
@@ -91,6 +106,16 @@ def documented(file: SourceFile) -> Iterator[Finding]:
         yield from sentences(line, text)
 
 
+def arguments(file: SourceFile) -> Iterator[Finding]:
+    """The texts of all lines below "Args:", each from its first word on."""
+    for line, text in docstrings(file):
+        _, heading, rest = text.partition("Args:\n")
+        block = re.split(r"(?m)^(?=\S)", rest)[0] if heading else ""
+        for found in ARGUMENT.finditer(block):
+            before = len(text) - len(rest) + found.start()
+            yield line + text.count("\n", 0, before), block[found.end() :].partition("\n")[0]
+
+
 def num_knots(sentence: str) -> int:
     """The number of relative pronouns in a sentence."""
     return len(KNOT.findall(sentence))
@@ -130,6 +155,19 @@ def test_few_sentences_are_knotted(files: list[SourceFile]) -> None:
     assert share <= MAX_KNOTTED, f"{share:.1%} of {len(every)} sentences have relative pronouns; the worst:" + listed(
         knotted[:SHOWN]
     )
+
+
+def test_arguments_are_explained_by_a_noun() -> None:
+    every = [(f"{file}:{line}: {text}", text) for file in PACKAGE for line, text in arguments(file)]
+    found = [shown for shown, text in every if PREPOSITION.match(text)]
+    assert len(every) > 900 and len(found) / len(every) <= MAX_ARGS, listed(found)
+
+
+def test_few_sentences_hang_on_a_noun_elsewhere() -> None:
+    every = [(f"{file}:{line}: {text}", text) for file in PACKAGE for line, text in documented(file)]
+    found = [shown for shown, text in every if HANGING.search(text)]
+    share = len(found) / len([text for _, text in every if len(text.split()) >= MIN_WORDS])
+    assert share <= MAX_HANGING, f"{share:.1%} of the sentences; some:" + listed(found[:SHOWN])
 
 
 @pytest.mark.parametrize("texts", [documented, comments, messages], ids=["docstrings", "comments", "messages"])
@@ -224,6 +262,21 @@ def test_comments_and_messages_of_a_sample(sample: SourceFile) -> None:
 )
 def test_people(text: str, found: list[str]) -> None:
     assert people(text) == found
+
+
+def test_arguments_of_a_sample(sample: SourceFile) -> None:
+    assert list(arguments(sample)) == [(8, "a number, which counts.")]
+    assert PREPOSITION.match("of the decoder.") and not PREPOSITION.match("the decoder.")
+
+
+@pytest.mark.parametrize("text", ["It has those of x.", "a such thing", "It has one of its own.", "x is the same."])
+def test_hanging_sentences(text: str) -> None:
+    assert HANGING.search(text)
+
+
+@pytest.mark.parametrize("text", ["a file such as x", "the same page", "these pages", "one of them"])
+def test_sentences_that_stand(text: str) -> None:
+    assert not HANGING.search(text)
 
 
 @pytest.mark.parametrize("text", ["x is no directory", "they are no\n integers", "this is no more a file", "is no x"])

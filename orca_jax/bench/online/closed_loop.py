@@ -5,7 +5,7 @@ All clients begin at once, and each has one stream.
 The model is `preset:clock-<ms>`, and its text holds the time of its generation (`sim/clock.py`). The front end has a
 core of its own; engine and clients share the others. The age of a token at the client includes the rest of the engine's
 loop over the batch, the socket between the processes, the front end, HTTP, and the queue of the client. So it is an
-upper bound of the delay by the front end. If the pace is faster than the front end, ages grow: such a pass measures
+upper bound of the delay by the front end. If the pace is faster than the front end, ages grow: then a pass measures
 throughput, and a slower one measures latency.
 """
 

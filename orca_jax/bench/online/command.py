@@ -1,7 +1,7 @@
 """Measure a server with streaming clients.
 
 With --base-url alone it is an open loop against any OpenAI-compatible server: requests arrive at their times, drawn at
-random or read from a trace. Without it, the benchmark starts servers of its own and measures them in a closed loop of
+random or read from a trace. Without it, the benchmark starts its own servers and measures them in a closed loop of
 --clients streams; with --base-url, --clients or --tokens select this loop for a running server.
 """
 

@@ -69,7 +69,7 @@ class _Receiver(asyncio.Protocol):
 
 
 async def exchange(address: Address, request: bytes, due: float, timeout: float) -> Exchange:
-    """Send a request on a connection of its own, and wait for the end of the answer. Failures are in the result."""
+    """Send a request on its own connection, and wait for the end of the answer. Failures are in the result."""
     call = Exchange(due, time.monotonic())
     receiver = _Receiver(request)
     transport: asyncio.Transport | None = None

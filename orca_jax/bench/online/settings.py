@@ -49,7 +49,7 @@ def read_settings(args: argparse.Namespace, files: Sequence[str]) -> OpenLoopSet
 
     Args:
         args: parsed flags.
-        files: names of the traces with arrival times of their own.
+        files: names of the traces that have arrival times.
 
     Raises:
         ConfigError: a value is wrong; `param` names the setting.

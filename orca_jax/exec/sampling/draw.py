@@ -3,7 +3,7 @@
 A row's token depends on its logits, parameters, seed and position alone, never on the other rows of the batch or on the
 number of shards. Each row has its own key, `fold_in(key(seed), position)`, and draws one uniform number. The inverse of
 the cumulative probability turns it into a token. Rows with temperature 0 take the most probable token, and a batch of
-only such rows computes nothing else.
+only these rows computes nothing else.
 
 Naive samplers are slow because they sort 50,000 logits. Nearly every nucleus lies within the `_WINDOW` most probable
 tokens, found quickly by `top_k`. Only a batch with a row of wider choice needs the exact search over all tokens: a
@@ -51,9 +51,9 @@ def sample(
 
     Args:
         logits: sharded over the vocabulary; the columns from `vocab_size` on are padding and are never drawn.
-        parameters: of each row.
+        parameters: the sampling parameters of each row.
         vocab_size: the number of tokens.
-        mesh: with a tensor axis. Each of its devices has a multiple of 128 columns.
+        mesh: a mesh with a tensor axis. Each of its devices has a multiple of 128 columns.
         kind: draws of all rows; the program supports no others.
 
     Returns:

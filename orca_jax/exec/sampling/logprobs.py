@@ -23,9 +23,9 @@ def score(logits: Float[Array, "B N"], chosen: Int[Array, " B"], shards: Vocabul
     """Log probability and rank of one token of each row, and the most probable tokens, from N of the columns.
 
     Args:
-        logits: of the model, unchanged but for minus infinity in the columns of padding.
+        logits: the logits of the model, unchanged but for minus infinity in the columns of padding.
         chosen: the tokens to score.
-        shards: of the columns.
+        shards: the parts of the columns.
     """
     _, top = shards.most_probable(logits)
     norm = top + jnp.log(shards.total(jnp.exp(logits - top[:, None])))

@@ -84,7 +84,7 @@ def pack_masks(masks: Sequence[TokenSet | None], width: int, num_columns: int) -
     """Pack sets of ids into words `[B, V / 32]`; None allows everything, and so do unused places.
 
     Args:
-        masks: of the places in use.
+        masks: the masks of the places in use.
         width: B.
         num_columns: V, a multiple of 32.
     """

@@ -55,7 +55,7 @@ def make_plain_sampler(
         unembed: builds the unembedding from its weights.
         width: B.
         vocab_size: the number of tokens; the other columns are padding.
-        mesh: of the weights.
+        mesh: the mesh of the weights.
         kind: the supported draws.
     """
     layout = draws_layout(width)

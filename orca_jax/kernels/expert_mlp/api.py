@@ -45,7 +45,7 @@ def expert_mlp(
     Args:
         x: the tokens.
         chosen: the different experts of each token; X experts exist.
-        weights: of these experts.
+        weights: the weights of these experts.
         kernels: the matrices of all experts.
         activation: applied to the gate.
         form: the arithmetic of the kernels; `blocks` multiplies with stored kernels, and the others expand them all.

@@ -10,8 +10,8 @@ There are four implementations, chosen by name:
     pages    for GPUs and quantised pages: all pages at once, since a GPU waits for its host at every pass of a loop
              with a dynamic trip count
 
-Quantised pages: a token of a head-major page has scales of its own, and is written like any other. In a packed page, a
-token larger than all before it changes the scale, and with it the stored values. So such pages are written whole.
+Quantised pages: a token of a head-major page has its own scales, and is written like any other. In a packed page, a
+token larger than all before it changes the scale, and with it the stored values. So these pages are written whole.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def write_kv(
         implementation: "scatter", "tpu", "blocks" or "pages"; None takes the default for the layout and type.
 
     Raises:
-        NotImplementedError: the implementation does not exist, or cannot write such pages.
+        NotImplementedError: the implementation does not exist, or cannot write these pages.
     """
     assert (v is None) == (isinstance(pages, HeadMajorPages) and pages.v is None), "values, or pages without them"
     by_default = "blocks" if isinstance(pages, HeadMajorPages) else "pages" if pages.is_quantised else "scatter"

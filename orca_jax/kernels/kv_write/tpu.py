@@ -36,7 +36,7 @@ _VMEM_LIMIT = 48 << 20
 
 
 def refusal(pages: KVPages) -> str | None:
-    """The reason why the TPU kernels cannot write such pages, quantised or not; None if they can."""
+    """The reason why the TPU kernels cannot write these pages, quantised or not; None if they can."""
     if not isinstance(pages, PackedPages):
         return "write_kv 'tpu' writes packed pages"
     group = tile_tokens(pages.dtype)
@@ -60,7 +60,7 @@ def write_chunks(
         new: K and V of each token, in the layout of a slot.
         count: number of pieces.
         pieces: result of `cut`.
-        interpret: as for `pallas_call`, to run without a TPU.
+        interpret: the argument of `pallas_call`, to run without a TPU.
 
     Returns:
         The updated pages.

@@ -58,7 +58,7 @@ def write_quantised(
         count: number of pieces.
         pieces: result of `cut`.
         head_dim: D.
-        interpret: as for `pallas_call`, to run without a TPU.
+        interpret: the argument of `pallas_call`, to run without a TPU.
 
     Returns:
         The updated pages.

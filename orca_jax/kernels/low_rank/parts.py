@@ -50,7 +50,7 @@ def plan_slots(slot: Int[Array, "T"], num_slots: int) -> SlotPlan:
     """Sort the tokens by slot, and cut them into tiles.
 
     Args:
-        slot: of each token, below `num_slots`.
+        slot: the adapter slot of each token, below `num_slots`.
         num_slots: N, with slot 0.
     """
     tokens = slot.shape[0]

@@ -21,7 +21,7 @@ def attend_increments(
 
     Args:
         queries: scaled, for the M query heads of each KV head.
-        pages: in float32 or bfloat16.
+        pages: pages in float32 or bfloat16.
         requests: those with one query come first.
         window: number of tokens that a query sees.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
@@ -47,8 +47,8 @@ def write_and_attend_increments(
     A token of an increment is written when its page is read.
 
     Args:
-        queries: as for `attend_increments`, and so are the other arguments.
-        new_keys: of all requests, flattened like the queries.
+        queries: the queries of increments; this and the other arguments are those of `attend_increments`.
+        new_keys: the new keys of all requests, flattened like the queries.
         new_values: likewise.
         pages: written in place, as all that is donated.
 

@@ -25,7 +25,7 @@ def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]
     """Arrange a matrix, or each of a stack, in blocks of columns.
 
     Args:
-        matrix: in float32 or bfloat16.
+        matrix: a matrix in float32 or bfloat16.
         width: columns of a block, W or W / 2.
 
     Returns:

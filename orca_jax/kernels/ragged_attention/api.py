@@ -185,7 +185,7 @@ def prepare(
         implementation: name of the attention backend; None takes the device's default.
 
     Raises:
-        NotImplementedError: the backend does not exist or cannot read such pages.
+        NotImplementedError: the backend does not exist or cannot read these pages.
     """
     backend = choose_backend(device, q, pages, implementation).load()
     return backend.prepare(q, pages, requests) if hasattr(backend, "prepare") else requests
@@ -209,7 +209,7 @@ def write_and_attend(
     backend chosen because a device's kernels fail must not use another one of them.
 
     Args:
-        device: as for `prepare`, and so is `implementation`.
+        device: the device of the arrays; it decides the default, as in `prepare`.
         q: queries.
         k: new keys of all requests, flattened.
         v: new values; None for pages without values, and the values are the keys then.

@@ -11,7 +11,7 @@ from orca_jax.kernels.ragged_attention.xla import attention_of_blocks, grouped_q
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
-    """The reason why the library cannot read such pages, or None if it can."""
+    """The reason why the library cannot read these pages, or None if it can."""
     library = loaded_library()
     if library is None:
         return "'native' needs its library, which this process has not loaded (cpu_products)"

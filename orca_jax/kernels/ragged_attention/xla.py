@@ -112,7 +112,7 @@ def with_chunks(
     Args:
         q: its shape and type are those of the result.
         requests: the requests.
-        attend: from `attention_of_blocks`.
+        attend: the function of `attention_of_blocks`.
         increments: the attention of the requests with one query. All other values are finite.
     """
     num_tokens, query_len = q.shape[0], requests.query_len
@@ -191,7 +191,7 @@ def _attend_block(
 
 
 def has_form(pages: KVPages, heads: int, head_dim: int) -> TypeGuard[HeadMajorPages]:
-    """True if `attend_increment` can do such pages and is faster than matrix products, for `heads` of each KV head."""
+    """True if `attend_increment` can do these pages and is faster than matrix products, for `heads` of each KV head."""
     return (
         isinstance(pages, HeadMajorPages)
         and pages.v is not None
@@ -284,7 +284,7 @@ def _slice(pool: Array, page: Int[Array, ""], axis: int, start: int, size: int) 
 
 
 def _product_type(pages: KVPages) -> DTypeLike:
-    """The type of the products' operands: bfloat16 for such pages, if the processor multiplies it; else float32."""
+    """The type of the products' operands: bfloat16 for these pages, if the processor multiplies it; else float32."""
     is_narrow = pages.dtype == jnp.bfloat16 and multiplies_bfloat16()
     return jnp.bfloat16 if is_narrow else jnp.float32
 

@@ -22,7 +22,7 @@ def read_experts(
     Args:
         hf: the configuration.
         count_key: the key of the number of experts.
-        defaults: of both numbers.
+        defaults: the default of either number.
         is_normalised: see `ExpertsConfig`.
         shared_dim: see `ExpertsConfig`.
 
@@ -40,8 +40,8 @@ def expert_weights(key: str, names: tuple[str, str, str] = ("gate_proj", "up_pro
     """Rows for the router and the experts of a layer.
 
     Args:
-        key: of the block with both.
-        names: of the tensors of an expert, in the order gate, up, down.
+        key: the name of the block with both.
+        names: the names of the tensors of an expert, in the order gate, up, down.
     """
     expert = f"{key}.experts.{{expert}}"
     rows = [

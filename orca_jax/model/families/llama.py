@@ -84,11 +84,11 @@ def read_shape(
     Args:
         hf: the configuration.
         family: name of the family.
-        defaults: of `vocab_size`, `intermediate_size` and `max_position_embeddings`, of `num_key_value_heads` and
-            `head_dim` if they do not follow from the other sizes, and of sizes that differ from Llama's.
+        defaults: defaults of `vocab_size`, `intermediate_size` and `max_position_embeddings`, of `num_key_value_heads`
+            and `head_dim` if they do not follow from the other sizes, and of sizes that differ from Llama's.
         norm_eps: default of `rms_norm_eps`.
         activation: the key of the activation, and its default.
-        rules: of rotary positions.
+        rules: the rules of rotary positions.
 
     Raises:
         ConfigError: as in `config_from_hf`.

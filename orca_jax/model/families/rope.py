@@ -79,7 +79,7 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
         hf: the configuration.
         head_dim: dimensions of a head.
         limit: `max_position_embeddings`.
-        rules: of the family.
+        rules: the rules of the family.
 
     Raises:
         ConfigError: a key is unknown, or a value is invalid or not supported. The error names the key.
@@ -124,7 +124,7 @@ def _chosen(hf: HfConfig) -> tuple[str, Scaling]:
 def _part(hf: HfConfig, part: str, default: Scaling) -> tuple[str, Scaling]:
     """The object for a type of layers, and its key. `rope_scaling` changes layers without a window, as in transformers.
 
-    Gemma 3 and LFM3 are such families.
+    Gemma 3 and LFM3 have them.
     """
     parts, scaling = _object(hf, "rope_parameters"), _object(hf, "rope_scaling")
     unknown = sorted(parts.keys() - _PARTS)

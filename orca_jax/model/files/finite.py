@@ -43,7 +43,7 @@ def _bits(dtype: np.dtype) -> tuple[np.dtype, np.dtype, int, int] | None:
 
 
 class NotFinite:
-    """The number of such values in each tensor."""
+    """The number of these values in each tensor."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

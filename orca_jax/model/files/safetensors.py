@@ -33,7 +33,7 @@ def read_header(descriptor: int, limit: int) -> tuple[dict[str, StoredTensor], i
     """Read the tensors of an open file, by their names, and the bytes of its header.
 
     Args:
-        descriptor: of the file.
+        descriptor: the descriptor of the file.
         limit: most bytes of the header.
 
     Raises:

@@ -77,9 +77,9 @@ class Adapters:
 
     Args:
         stacks: see `stacks.Stacks`.
-        groups: of the model.
-        slot: of each token; 0 for no adapter.
-        mesh: of the stacks.
+        groups: the groups of the model.
+        slot: the adapter slot of each token; 0 for no adapter.
+        mesh: the mesh of the stacks.
         keep: the tokens of the last layer's part after attention; None for all.
     """
 

@@ -86,9 +86,9 @@ def read_adapter(directory: Path, model: ModelConfig, lora: LoraConfig, dtype: D
 
     Args:
         directory: has adapter_config.json and adapter_model.safetensors.
-        model: as the devices hold it, all layers.
+        model: the model as the devices hold it, all layers.
         lora: the largest rank.
-        dtype: of the arrays.
+        dtype: the type of the arrays.
 
     Raises:
         CheckpointError: the files cannot be read, need something that is not supported, or do not fit the model. It

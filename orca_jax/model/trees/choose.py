@@ -58,7 +58,7 @@ def choose_table(
         tree: the stored keys.
         stacked: the parameters of the decoder, as in `own_table`.
         config: the model.
-        mapping: of the model directory.
+        mapping: the mapping of the model directory.
 
     Raises:
         ConfigError: the table does not support the family.

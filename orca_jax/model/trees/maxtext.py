@@ -54,7 +54,7 @@ def table(config: ModelConfig, keys: Collection[str], options: MaxTextOptions | 
 
     Args:
         config: the model.
-        keys: of the arrays, joined by slashes, below those of the tree.
+        keys: the keys of the arrays, joined by slashes, below those of the tree.
         options: None for the defaults.
 
     Raises:

@@ -100,12 +100,12 @@ def best_share(
     """The number of proposals with the most tokens per second.
 
     Args:
-        times: of iterations.
+        times: the times of iterations.
         num_tokens: tokens of the iteration without proposals.
-        num_draws: of these, those with a token drawn after them.
+        num_draws: the number of those tokens after which a token is drawn.
         chances: that each proposal is accepted, in descending order.
         per_round: seconds to propose one more id for all requests.
-        rounds: for each of `chances`, the place of the id in its proposal, from 1 on.
+        rounds: the place, for each of `chances`, of the id in its proposal, from 1 on.
     """
     best = Share(0, 0.0)
     before = num_draws / times.of(num_tokens, waits=False)

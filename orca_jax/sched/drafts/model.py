@@ -37,7 +37,7 @@ class ModelProposer:
     """Proposes the draws of a draft model.
 
     Args:
-        executor: of the draft model, for this proposer alone.
+        executor: the executor of the draft model, for this proposer alone.
         num_rows: rows of the executor, at least as many as requests of a call of `propose`.
         pages_per_row: pages of the longest request.
         count: the most ids of a proposal.

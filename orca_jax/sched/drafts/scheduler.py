@@ -65,7 +65,7 @@ class SpeculativeScheduler:
     Args:
         inner: selects requests.
         proposer: makes proposals.
-        limits: of their number.
+        limits: bounds of the number of proposals.
         launches: seconds of a launch of each bucket; empty: proposals cost nothing.
         overlaps: True if `inner` selects an iteration while the one before runs on the same devices.
         charge: counts proposed ids for the ordering of `inner`, if it has one.

@@ -43,7 +43,7 @@ def calls_or_format(
     """Return the constraint on an answer that is either calls or a text in a format.
 
     Args:
-        name: of the dialect of the calls, one of `DIALECTS`.
+        name: the name of the dialect of the calls, one of `DIALECTS`.
         tools: the tools of the request; those with strict arguments after `prepared_tool`.
         answer: the format.
         specials: the id of each special token by its text.

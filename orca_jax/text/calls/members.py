@@ -72,7 +72,7 @@ class _Members:
 class TaggedCall(_Members):
     """The form of Qwen3-Coder, from the name on: name>, <parameter=KEY>VALUE</parameter> for each, and </function>.
 
-    A value is on lines of its own. The schema of the tool says if it is a string or JSON. Text between the tags is
+    A value is on its own lines. The schema of the tool says if it is a string or JSON. Text between the tags is
     left out.
     """
 

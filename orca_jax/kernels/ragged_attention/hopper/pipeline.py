@@ -273,7 +273,7 @@ def launcher(
         scratch: shared memory and barriers of a thread block.
         grid: names and sizes of the axes of the grid.
         warpgroups: number of warpgroups in a thread block, numbered by the axis "warpgroup".
-        interpret: as for `HopperShape`.
+        interpret: the field of `HopperShape`.
     """
     launch: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
         kernel,

@@ -1,7 +1,7 @@
 """Ragged attention for TPUs, in Pallas (Mosaic), over packed pages.
 
 The first rows of an iteration are its increments, with the first tokens as their queries; then come the chunks. Each
-kind has a kernel and a range of query blocks of its own. A range without blocks runs no program, and without chunks the
+kind has a kernel and its own range of query blocks. A range without blocks runs no program, and without chunks the
 inputs of their kernel are not laid out either:
 
     increments  `increments.py`   bound by memory: eight rows at a time, several KV heads in one product
@@ -51,7 +51,7 @@ def ragged_attention_tpu(
 
     Args:
         blocks: block sizes; None takes those of the table or the rule.
-        interpret: as for `pallas_call`, to run without a TPU.
+        interpret: the argument of `pallas_call`, to run without a TPU.
 
     Raises:
         NotImplementedError: the pages are not packed, or do not consist of whole tiles.
@@ -115,7 +115,7 @@ def write_and_attend_tpu(
 
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
-    """The reason why the kernels cannot read such pages; None if they can."""
+    """The reason why the kernels cannot read these pages; None if they can."""
     if not isinstance(pages, PackedPages):
         return "attention 'tpu' reads packed pages only"
     least = tile_tokens(pages.dtype)

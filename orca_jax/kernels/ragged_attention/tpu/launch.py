@@ -53,7 +53,7 @@ def launch(
         axis: the axis of tokens in `q`.
         window: number of tokens that a query sees, if the shape has a window.
         out_dtype: type of the outputs; their shape is that of `q`.
-        interpret: as for `pallas_call`.
+        interpret: the argument of `pallas_call`.
         new: K and V of each row's new token `[R, W]` in float32; None if the kernel does not write them.
 
     Returns:

@@ -1,0 +1,25 @@
+"""Writes the rows of metrics in docs/operations.md, from the server's own: `python -m tests.serve.metrics_table`.
+
+The page decides the table and the order of the metrics. A new metric begins as a row with its name.
+"""
+
+import re
+
+from orca_jax.telemetry.metrics import Metrics
+from tests.project.source import ROOT
+
+PAGE = ROOT / "docs" / "operations.md"
+
+
+def renewed(text: str) -> str:
+    """Return the text of the page with the cells of each metric written again. Raises KeyError for an unknown one."""
+    rows = {}
+    for family in Metrics().collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in family._labelnames)  # type: ignore[attr-defined]
+        rows[name] = f"| `{name}` | {family.type} | {labels} | {family.documentation} |".replace("|  |", "| |")
+    return re.sub(r"(?m)^\| `((?:orca_jax_|vllm:)\w+)`.*$", lambda found: rows[found[1]], text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
