@@ -59,6 +59,7 @@ REASONS = (
     # languages of their own
     "arguments of the tool call .* must be JSON",
     "(json_schema|regex|choice|grammar|structure|a strict tool,) cannot be used",
+    "(schema|parameters|structured_outputs.json) cannot be used: ",
     # keys of an object are strings: the document cannot bound their numbers
     "logit_bias(: the keys?| contains ids?) ",
     "no token could follow",

@@ -80,6 +80,7 @@ class ResponseCall:
         """The number of tokens of the prompt. Raises ApiError."""
         try:
             call = self._chat()
+            chat.check_limits(call)
             rules = tool_rules(call, self._service)
             return len((await chat.prompt_of(self._service, call, rules)).ids)
         except ApiError as error:

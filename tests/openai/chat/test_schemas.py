@@ -135,6 +135,18 @@ def test_structured_outputs_are_enforced_or_refused() -> None:
     assert named(answer) == {"structured_outputs.json.format"}
 
 
+def test_counts_of_tokens_refuse_what_calls_refuse() -> None:
+    calls = [(f"{MESSAGES}/count_tokens", {"max_tokens": 0}), (f"{RESPONSES}/input_tokens", {"max_output_tokens": 0})]
+    bodies = [body_of(RESPONSES if "responses" in path else path, fields) for path, fields in calls]
+
+    async def act(stage: Stage) -> list[httpx.Response]:
+        async with stage.http() as http:
+            return [await http.post(path, json=body) for (path, _), body in zip(calls, bodies, strict=True)]
+
+    for (_, fields), answer in zip(calls, on_stage(saying("x"), act, chats=True), strict=True):
+        assert f"{next(iter(fields))} must be at least 1" in message_of(answer)
+
+
 def test_a_schema_may_have_a_megabyte() -> None:
     for size, status in ((2**20 - 200, 200), (2**20, 400)):
         schema = {"type": "object", "properties": {"a": {"const": "x"}}, "description": "d" * size}
