@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from orca_jax.cache_spec import LayerCache, LayerGroup, PageShape
 from orca_jax.checks import adapter_name_fault, check_values, names_checked
 from orca_jax.errors import ConfigError
+from orca_jax.layer_config import ExpertsConfig, ResidualFactors, ShortConvConfig
 
 DType = Literal["float32", "bfloat16", "float16"]
 PageDType = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]  # of stored keys and values
@@ -63,39 +64,6 @@ class LayerKind(NamedTuple):
     window: int | None  # tokens that each token sees, itself included; None: all before it
     rope: RopeConfig | None  # None: learned positions
     mixer: MixerName = "attention"
-
-
-@dataclass(frozen=True)
-class ShortConvConfig:
-    """A convolution along the tokens of a request, in place of attention."""
-
-    width: int  # tokens that each token sees, itself included
-    has_bias: bool = False  # in the convolution and in the linear layers around it
-
-
-class SumFactors(NamedTuple):
-    """The factors of both parts of a residual connection."""
-
-    stream: float = 1.0
-    branch: float = 1.0
-
-
-class ResidualFactors(NamedTuple):
-    """The factors of all residual connections of a model with the residual "normed"."""
-
-    attention: SumFactors = SumFactors()
-    linear_attention: SumFactors = SumFactors()
-    mlp: SumFactors = SumFactors()
-
-
-@dataclass(frozen=True)
-class ExpertsConfig:
-    """A mixture of experts in place of each MLP. The width of an expert is `ModelConfig.mlp_dim`."""
-
-    count: int  # experts of a layer
-    per_token: int  # those that a token goes through
-    is_normalised: bool = True  # the weights of a token's experts have the sum 1
-    shared_dim: int = 0  # width of an additional expert of all tokens; 0: there is none
 
 
 @dataclass(frozen=True)

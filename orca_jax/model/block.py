@@ -8,7 +8,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import MixerName, ModelConfig, ResidualFactors, SumFactors
+from orca_jax.config import MixerName, ModelConfig
+from orca_jax.layer_config import ResidualFactors, SumFactors
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Linear, Maker, Mlp, Norm, unfused
 from orca_jax.model.lora.launch import LayerAdapters

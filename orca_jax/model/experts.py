@@ -10,8 +10,9 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ExpertsConfig, ModelConfig
+from orca_jax.config import ModelConfig
 from orca_jax.kernels.expert_mlp import ExpertKernels, KernelForm, expert_mlp
+from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, matmul
 from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec

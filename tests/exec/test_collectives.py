@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, ExecutorConfig, ExpertsConfig, ModelConfig, RopeConfig
+from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, RopeConfig
 from orca_jax.exec.programs import ProgramName, Programs
+from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from tests.exec.test_executor import MODEL
 

@@ -12,8 +12,8 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from orca_jax.config import ExpertsConfig
 from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.experts import Experts

@@ -12,9 +12,10 @@ import pytest
 
 from orca_jax.assembly.executor import place_model
 from orca_jax.assembly.resolve import resolve
-from orca_jax.config import EngineConfig, ExpertsConfig, ModelConfig
+from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import weight_bytes
+from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import Loading, tensor_mesh
 from orca_jax.model.stages import spans

@@ -11,13 +11,14 @@ import pytest
 
 from tests.project.source import ROOT, SourceFile, each, python_files
 
-FACTS = frozenset({"cache_spec", "checks", "errors", "config", "request", "startup", "step"})
+FACTS = frozenset({"cache_spec", "checks", "errors", "config", "layer_config", "request", "startup", "step"})
 
 # The floors, from the ground up: part of the package -> the other parts it may import.
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "checks": frozenset({"errors"}),
-    "config": frozenset({"cache_spec", "checks", "errors"}),
+    "layer_config": frozenset(),
+    "config": frozenset({"cache_spec", "checks", "errors", "layer_config"}),
     "request": frozenset({"checks", "errors"}),
     "cache_spec": frozenset(),
     "step": frozenset({"request"}),

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from orca_jax.config import ExpertsConfig
 from orca_jax.errors import ConfigError
+from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.families.base import Weight
 from orca_jax.model.families.values import HfConfig, get_int
 

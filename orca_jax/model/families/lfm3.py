@@ -5,7 +5,8 @@ Layers without a window have rotary positions whose lower frequencies are zero. 
 
 from dataclasses import replace
 
-from orca_jax.config import MixerName, ModelConfig, ShortConvConfig
+from orca_jax.config import MixerName, ModelConfig
+from orca_jax.layer_config import ShortConvConfig
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal

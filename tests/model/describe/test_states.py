@@ -7,8 +7,9 @@ import pytest
 
 from orca_jax.assembly.draft_model import describe_draft
 from orca_jax.assembly.settings import quantised
-from orca_jax.config import EngineConfig, ResidualFactors, SpeculativeConfig, SumFactors
+from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.errors import ConfigError
+from orca_jax.layer_config import ResidualFactors, SumFactors
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.sharding import check_divisible
