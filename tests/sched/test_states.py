@@ -215,6 +215,20 @@ def test_snapshots_with_nan_are_forgotten(page_size: int) -> None:
 
 
 @pytest.mark.usefixtures("dense")
+def test_a_request_with_pages_of_nan_leaves_no_snapshot() -> None:
+    """B begins as A, whose next token is not finite, and passes a border of states at 24."""
+    lab = state_lab(depth=1, override=lambda name, length, token: None if (name, length) == ("A", 22) else token)
+    lab.engine.add("A", list(range(20)), GREEDY)
+    for _ in range(4):
+        lab.step()
+    lab.engine.add("B", list(range(20)), GREEDY)
+    lab.run()
+    assert computed(lab, "B") == 4, "from 16 on"
+    assert lab.tokens["B"] == lab.expected(range(20), GREEDY)
+    assert lab.engine.stats.state_blocks == (0, 0, 48)
+
+
+@pytest.mark.usefixtures("dense")
 def test_the_state_of_an_aborted_request_is_kept() -> None:
     lab = state_lab(depth=1, budget=6)
     lab.engine.add("A", list(range(20)), GREEDY)
