@@ -89,6 +89,18 @@ def test_further_samples_compute_one_token(page_size: int, num_prompt: int, dept
         assert lab.tokens[str(seed)] == lab.expected(prompt, SamplingParams(max_tokens=9, seed=seed))
 
 
+@pytest.mark.parametrize(("budget", "batches"), [(24, ["B10 C10", "B1 C1"]), (6, ["B6-", "B4 C2-"])])
+def test_no_sample_waits_for_a_few_tokens(budget: int, batches: list[str]) -> None:
+    """B and C begin with the state of 39 tokens. Ten are left: no snapshot will be nearer."""
+    lab = state_lab(depth=1, budget=budget)
+    text = serve(lab, "A", list(range(40)))
+    for name in "BC":
+        lab.engine.add(name, [*text[:40], *range(9)], GREEDY)
+    lab.run()
+    first = next(index for index, batch in enumerate(lab.batches) if "B" in batch)
+    assert lab.batches[first : first + 2] == batches
+
+
 @pytest.mark.parametrize("groups", ["full alone", "windows of two sizes", "two pools"])
 @pytest.mark.parametrize("page_size", SIZES)
 def test_a_turn_of_a_chat_computes_its_new_tokens_and_the_last_sampled_one(page_size: int, groups: str) -> None:
