@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.config import BatchConfig, server_config
 from orca_jax.batch.run import run_batch
 from orca_jax.bench.measure import run_workload, warm_up

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from orca_jax.assembly.engine import Built
+from orca_jax.assembly.built import Built
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.feed import advance, feed, sleep_until
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName

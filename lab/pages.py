@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab import control_plane, workers
+from lab import control_plane, support_page, workers
 from lab.real.page import table
 from lab.reproduce import baselines, blocks
 from orca_jax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
-_DOCS = ("benchmarks", "comparison", "flags", "paper")
+_DOCS = ("benchmarks", "comparison", "flags", "paper", "support")
 PAGES = ("README.md", "ARTIFACT.md", *(f"docs/{name}.md" for name in _DOCS))
 
 
@@ -57,6 +57,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "control": control_plane.block,
     "errors": blocks.errors,
     "schedulers": schedulers,
+    "support": support_page.block,
     "what_if": blocks.what_if,
     "workers": workers.block,
 }

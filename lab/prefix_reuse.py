@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 from lab.prefix_hits import Admissions, count_missed, possible_hits
-from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.settings import reuses_prefixes
 from orca_jax.bench.measure import PassResult, mean_figures, reschedule, run_workload, summarize, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings

@@ -68,9 +68,6 @@ def pinned(config: EngineConfig) -> EngineConfig:
         config = replace(config, tokenizer=str(folder))
     if not is_hub_name(config.model):
         return config
-    if config.load_format == "orbax":
-        message = "load_format orbax needs a directory: models of the Hub are loaded from safetensors; leave it out"
-        raise ConfigError(message, param="load_format")
     place = HubModel(config.model, config.revision, config.download_dir)
     folder = download(place, needs_weights=config.load_format != "dummy", has_bars=config.progress)
     return replace(config, revision=folder.name)

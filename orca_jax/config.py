@@ -272,7 +272,7 @@ def speculative_config(value: object) -> SpeculativeConfig | None:
 class EngineConfig:
     """The settings of the user, with the names of vLLM. `None` means "auto"; `assembly/resolve.py` resolves it.
 
-    A setting other than its default is honoured or refused by name (`assembly/settings.py`).
+    A setting other than its default is honoured or refused by name (`assembly/support.py`).
 
     Raises:
         ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.

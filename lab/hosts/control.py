@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     workload = [WorkloadRequest(0.0, tuple(ids.choices(range(256), k=NUM_INPUT)), NUM_OUTPUT) for _ in range(args.rows)]
     sent: list[tuple[float, float, int]] = []
     leader = LeaderBuild(cluster, TOY, _lost)
-    with _workers(cluster), build_engine(config, cluster=leader) as built, _timed(sent):
+    with _workers(cluster), build_engine(config, host=leader) as built, _timed(sent):
         run_workload(built.engine, workload)
     wall, processor = (sorted(1e6 * each[i] for each in sent) for i in (0, 1))
     row = {

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.settings import is_toy
 from orca_jax.config import EngineConfig, LoraConfig, ModelConfig
 from orca_jax.engine import Engine

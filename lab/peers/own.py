@@ -13,7 +13,8 @@ from typing import Any, TextIO
 
 from lab.peers.inputs import read_workload
 from lab.peers.side import PREFIX
-from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import run_workload, summarize, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.errors import OrcaError

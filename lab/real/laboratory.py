@@ -9,7 +9,7 @@ from typing import Any
 
 from lab.paper.systems import System
 from lab.real.quiet import Quiet
-from orca_jax.assembly.settings import adapted
+from orca_jax.assembly.support import adapted
 from orca_jax.bench.feed import RealWaits, sleep_until
 from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, serve
 from orca_jax.config import EngineConfig, ModelConfig

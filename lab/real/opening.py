@@ -17,7 +17,7 @@ from lab.paper.systems import System
 from lab.real.laboratory import Laboratory, settings_of
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.scheduler import num_rows
-from orca_jax.assembly.settings import adapted
+from orca_jax.assembly.support import adapted
 from orca_jax.bench.measure import reschedule
 from orca_jax.config import EngineConfig
 from orca_jax.reporting import hardware

@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import reschedule
 from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.engine import Engine

@@ -69,7 +69,7 @@ def hello_of(config: ClusterConfig, model: str) -> Hello:
 
 
 class LeaderBuild:
-    """The leader's steps of a build, in the order of its methods.
+    """The leader's steps of a build (`Host`), in the order of its methods.
 
     Args:
         config: the configuration of the cluster.
@@ -86,6 +86,7 @@ class LeaderBuild:
         self._own = hello_of(config, model)
         self._leader = Leader(config, lost, has_devices=self._own.has_devices)
         self._hellos: list[Hello] = []
+        self.num_hosts = config.nnodes
         self.free: int | None = None  # bytes of each device; None if nothing needs them
 
     def gather(self) -> None:

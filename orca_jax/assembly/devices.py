@@ -1,16 +1,76 @@
-"""The devices of an engine, and the settings that they can honour."""
+"""The processes of an engine, as its build sees them, and their devices."""
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from orca_jax.checks import did_you_mean
+from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import GPU_MEMORY_UTILIZATION, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.step import Executor
 
 if TYPE_CHECKING:
     import jax
 
 logger = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """The steps of a build that differ between one process and several, in the order of their calls.
+
+    Attributes:
+        num_hosts: number of processes.
+        free: bytes free on each device; None if nothing needs them, or if they are measured in this process.
+    """
+
+    num_hosts: int
+    free: int | None
+
+    def gather(self) -> None:
+        """Wait for the other processes."""
+        ...
+
+    def devices(self, config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
+        """Return the devices of all stages. Raises ConfigError if the settings of parallelism do not fit them."""
+        ...
+
+    def share(self, job: ToyJob | ModelJob) -> None:
+        """Make the other processes build their parts."""
+        ...
+
+    def meet(self) -> None:
+        """Wait until all processes may run programs together."""
+        ...
+
+    def lead(self, executor: Executor) -> Executor:
+        """Return the executor of all processes, when they serve."""
+        ...
+
+
+class OneHost:
+    """A process that builds the whole engine."""
+
+    num_hosts = 1
+    free: int | None = None
+
+    def gather(self) -> None:
+        """Do nothing: there is no other process."""
+
+    def devices(self, config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
+        """Return devices of this process, with their memory claimed. Raises ConfigError if there are too few."""
+        return claim_devices(config, model)
+
+    def share(self, job: ToyJob | ModelJob) -> None:
+        """Do nothing: there is no other process."""
+
+    def meet(self) -> None:
+        """Do nothing: there is no other process."""
+
+    def lead(self, executor: Executor) -> Executor:
+        """Return the executor itself."""
+        return executor
+
+
+ONE_HOST = OneHost()
 
 
 def claim_devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
@@ -117,22 +177,3 @@ def mesh_devices(size: int, nnodes: int) -> "list[jax.Device]":
             )
         found += devices[: size // nnodes]
     return found
-
-
-def check_platform(config: EngineConfig, platform: str) -> None:
-    """Refuse settings that the devices cannot honour. Raises ConfigError."""
-    from orca_jax.kernels.ragged_attention import implementations
-
-    known, chosen = implementations(platform), config.attention_implementation
-    if chosen not in (None, *known):
-        message = f"attention_implementation must be one of {', '.join(known)} on {platform} devices, got {chosen!r}"
-        raise ConfigError(message + did_you_mean(chosen, known), param="attention_implementation")
-    if platform != "cpu" and config.cpu_products != "auto":
-        message = f"cpu_products has no effect on {platform} devices; leave it out"
-        raise ConfigError(message, param="cpu_products")
-    if platform == "cpu" and config.gpu_memory_utilization is not None:
-        message = (
-            "gpu_memory_utilization has no effect on a CPU, where the KV cache takes a fixed share of the free memory; "
-            "leave it out, or give num_pages"
-        )
-        raise ConfigError(message, param="gpu_memory_utilization")

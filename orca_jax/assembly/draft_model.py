@@ -39,6 +39,44 @@ class DraftModel:
     model: ModelConfig
     max_model_len: int
 
+    def start(self, devices: "list[jax.Device]", times: StartTimes, directory: str | None) -> ModelProposer:
+        """Load the model, and compile its programs.
+
+        Args:
+            devices: the devices of the large model.
+            times: takes the phases of the start.
+            directory: the directory of compiled programs; None: they are not kept.
+        """
+        from orca_jax.assembly.executor import place_model, start_executor
+        from orca_jax.model.sharding import most_shards
+
+        config, speculative = self.config, self.config.speculative_config
+        assert speculative is not None, "a draft model belongs to speculation"
+        platform = devices[0].platform
+        dtype = dtype_of(config, platform)
+        size = most_shards(self.model, len(devices) // config.pipeline_parallel_size)
+        placed = place_model(
+            self.source, self.model, dtype=dtype, load_format="auto", seed=config.seed, devices=devices[:size]
+        )
+        rows, page_size = largest_batch(config, speculative), config.page_size or PAGE_SIZE
+        pages_per_row = -(-self.max_model_len // page_size)
+        cache_dtype = page_type(dtype, platform, has_bfloat16=False)
+        groups = one_group(placed.config.layer_caches)
+        cache = CacheConfig(groups, (rows * pages_per_row,), page_size, cache_dtype, page_layout(platform))
+        shapes = ExecutorConfig(
+            dtype=dtype,
+            tensor_parallel_size=size,
+            buckets=_BUCKETS,
+            num_rows=rows,
+            max_model_len=self.max_model_len,
+            cache=cache,
+            attention_implementation=attention_of(config, placed),
+            compile_cache=directory,
+        )
+        executor = start_executor(placed, shapes, times, has_bars=config.progress)
+        seconds = min(executor.launch_seconds.values())
+        return ModelProposer(executor, rows, pages_per_row, speculative.num_speculative_tokens, seconds)
+
 
 def describe_draft(
     config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer, max_model_len: int
@@ -83,48 +121,6 @@ def describe_draft(
     if words is not tokenizer and any(words.token_bytes(each) != tokenizer.token_bytes(each) for each in ids):
         raise _unfit(f"the draft model {speculative.model} has another tokenizer than {config.model}")
     return DraftModel(config, source, model, max_model_len)
-
-
-def start_draft(
-    draft: DraftModel, devices: "list[jax.Device]", times: StartTimes, directory: str | None
-) -> ModelProposer:
-    """Load a draft model, and compile its programs.
-
-    Args:
-        draft: the model.
-        devices: the devices of the large model.
-        times: takes the phases of the start.
-        directory: the directory of compiled programs; None: they are not kept.
-    """
-    from orca_jax.assembly.executor import place_model, start_executor
-    from orca_jax.model.sharding import most_shards
-
-    config, speculative = draft.config, draft.config.speculative_config
-    assert speculative is not None, "a draft model belongs to speculation"
-    platform = devices[0].platform
-    dtype = dtype_of(config, platform)
-    size = most_shards(draft.model, len(devices) // config.pipeline_parallel_size)
-    placed = place_model(
-        draft.source, draft.model, dtype=dtype, load_format="auto", seed=config.seed, devices=devices[:size]
-    )
-    rows, page_size = largest_batch(config, speculative), config.page_size or PAGE_SIZE
-    pages_per_row = -(-draft.max_model_len // page_size)
-    cache_dtype = page_type(dtype, platform, has_bfloat16=False)
-    groups = one_group(placed.config.layer_caches)
-    cache = CacheConfig(groups, (rows * pages_per_row,), page_size, cache_dtype, page_layout(platform))
-    shapes = ExecutorConfig(
-        dtype=dtype,
-        tensor_parallel_size=size,
-        buckets=_BUCKETS,
-        num_rows=rows,
-        max_model_len=draft.max_model_len,
-        cache=cache,
-        attention_implementation=attention_of(config, placed),
-        compile_cache=directory,
-    )
-    executor = start_executor(placed, shapes, times, has_bars=config.progress)
-    seconds = min(executor.launch_seconds.values())
-    return ModelProposer(executor, rows, pages_per_row, speculative.num_speculative_tokens, seconds)
 
 
 def _unfit(message: str) -> ConfigError:

@@ -1,8 +1,10 @@
 """The choice of matrix products on a CPU: those of XLA, or those of a library with packed matrices."""
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orca_jax.assembly.support import Facts, refusal
 from orca_jax.config import DType, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.processor import all_cpu_flags
@@ -36,13 +38,16 @@ def product_library(
         return None
     from orca_jax.kernels.native import load_library
 
-    unfit = _unfit(model, dtype)
+    unfit = refusal(
+        Facts(replace(config, cpu_products="native"), model=model, platform=platform, dtype=dtype), "platform"
+    )
     library = None if unfit else load_library(directory)  # if None, the log has the reason
-    reason = unfit or _lack(library, dtype)
+    reason = unfit.message if unfit else _lack(library, dtype)
     if reason and wanted == "native":
-        raise ConfigError(f"cpu_products native {reason}", param="cpu_products")
+        raise ConfigError(reason, param="cpu_products")
     if unfit or (reason and library is not None):
-        logger.info("products are those of XLA: the library in C %s", reason.partition(":")[0])
+        why = reason.removeprefix("cpu_products native ").partition(":")[0]
+        logger.info("products are those of XLA: the library in C %s", why)
     if reason or library is None:
         return None
     if wanted == "native" or _is_measured(dtype):
@@ -57,23 +62,10 @@ def _is_measured(dtype: DType) -> bool:
     return _MEASURED in flags and not (dtype == "bfloat16" and _MATRIX_UNIT in flags)
 
 
-def _unfit(model: ModelConfig, dtype: DType) -> str:
-    """The reason why the library has no products for a model; empty if it has some."""
-    if model.decoder is not None:
-        kind = "a decoder of your own"
-    elif model.quantization is not None:
-        kind = "quantised weights"
-    elif dtype not in ("float32", "bfloat16"):
-        kind = f"weights in {dtype}"
-    else:
-        return ""
-    return f"has no products with {kind}: use xla"
-
-
 def _lack(library: "Library | None", dtype: DType) -> str:
     """What this machine lacks for the library, or for its products in a type; empty if it has all."""
     if library is None:
-        return "needs Linux, a processor with AVX2 and FMA, and a C compiler (cc): use auto"
+        return "cpu_products native needs Linux, a processor with AVX2 and FMA, and a C compiler (cc): use auto"
     if dtype == "bfloat16" and not library.has_bfloat16:
-        return "multiplies bfloat16 on processors with AVX512-BF16 alone: use float32 or xla"
+        return "cpu_products native multiplies bfloat16 on processors with AVX512-BF16 alone: use float32 or xla"
     return ""

@@ -5,7 +5,6 @@ from orca_jax.assembly.settings import (
     PREDICTORS,
     SCHEDULERS,
     check_budget,
-    check_settings,
     most_loras,
     num_loras,
     num_workers,
@@ -13,6 +12,7 @@ from orca_jax.assembly.settings import (
     reuses_prefixes,
     traits_of,
 )
+from orca_jax.assembly.support import check_settings
 from orca_jax.bundled import ranker_directory
 from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError

@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from orca_jax.assembly.resolve import PAGE_SIZE, dtype_of
+from orca_jax.config import EngineConfig, ModelConfig, page_dtype
+
 if TYPE_CHECKING:
     from orca_jax.kernels.ragged_attention.self_test import Trial
 
@@ -44,6 +47,43 @@ class Outcome:
 
     tests: tuple[SelfTest, ...] = ()
     implementation: str | None = None  # None: as configured
+
+
+def try_kernels(config: EngineConfig, model: ModelConfig, directory: str | None) -> Outcome:
+    """Try the kernels of an accelerator with the shapes of a model.
+
+    Args:
+        config: checked settings.
+        model: gives the shapes.
+        directory: folder of compiled programs; None: they are not kept.
+    """
+    import jax
+
+    if not config.kernel_self_test or not has_accelerator_support(jax.config.jax_platforms):
+        return Outcome()
+    from orca_jax.exec.memory import has_jax_started
+    from orca_jax.kernels.ragged_attention.self_test import Trial
+    from orca_jax.model.sharding import check_divisible, on_shards
+
+    if has_jax_started():
+        logger.info(
+            "the attention kernels are not tested: JAX has started, and may keep the device from other processes"
+        )
+        return Outcome()
+    dtype = dtype_of(config, "gpu")
+    chips = config.tensor_parallel_size or 1
+    check_divisible(model, chips)
+    held = on_shards(model, chips)
+    trial = Trial(
+        num_heads=held.num_heads // chips,
+        num_kv_heads=held.num_kv_heads // chips,
+        head_dim=held.head_dim,
+        page_size=config.page_size or PAGE_SIZE,
+        dtype=dtype,
+        page_dtype=dtype if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype),
+        implementation=config.attention_implementation,
+    )
+    return try_implementations(trial, directory)
 
 
 def has_accelerator_support(platforms: str | None) -> bool:

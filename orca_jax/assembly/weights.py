@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from orca_jax.assembly.built import PutInPlace
 from orca_jax.assembly.executor import PlacedModel
-from orca_jax.assembly.updates import PutInPlace
 from orca_jax.errors import CheckpointError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.host import trim_heap

@@ -126,7 +126,8 @@ class BatchConfig:
 
 def for_throughput(engine: EngineConfig) -> EngineConfig:
     """Settings with a later target for the time between tokens, since they are not read as they come."""
-    from orca_jax.assembly.settings import adapted, is_toy
+    from orca_jax.assembly.settings import is_toy
+    from orca_jax.assembly.support import adapted
 
     if engine.itl_target_ms is not None or is_toy(engine.model):
         return engine

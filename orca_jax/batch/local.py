@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from starlette.types import Message as Event
 
-from orca_jax.assembly.engine import Built
+from orca_jax.assembly.built import Built
 from orca_jax.batch.answers import Answer
 from orca_jax.batch.rows import Row
 from orca_jax.engine import HOST_PARTS, totals

@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from functools import partial
 from typing import Any
 
-from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.answers import Answer, RowSummary, answer_row, error_row, row_summary
 from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.display import Display

@@ -10,8 +10,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orca_jax.assembly.engine import Built, build_engine
-from orca_jax.assembly.settings import adapted
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.support import adapted
 from orca_jax.bench.measure import reschedule, run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.config import EngineConfig, SchedulerName

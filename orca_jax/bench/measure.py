@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from orca_jax.assembly.budget import token_budget
-from orca_jax.assembly.engine import TOY_BUDGET, Built
+from orca_jax.assembly.built import Built
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.speculation import speculating
+from orca_jax.assembly.toy import TOY_BUDGET
 from orca_jax.bench.feed import feed, sleep_until
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.config import CacheConfig, EngineConfig

@@ -17,8 +17,9 @@ from typing import get_type_hints
 import msgspec
 
 from orca_jax.assembly.scheduler import build_scheduling, num_rows
-from orca_jax.assembly.settings import PREDICTORS, adapted
+from orca_jax.assembly.settings import PREDICTORS
 from orca_jax.assembly.speculation import speculating
+from orca_jax.assembly.support import adapted
 from orca_jax.bench.feed import advance, feed
 from orca_jax.bench.simulated.proposals import SimProposer, launch_seconds
 from orca_jax.config import EngineConfig

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orca_jax.assembly.engine import Built, build_engine
-from orca_jax.assembly.settings import NEEDS, adapted, check_settings
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.support import NEEDS, adapted, check_settings
 from orca_jax.bench.load_plot import plot_loads
 from orca_jax.bench.measure import mean_figures, reschedule, run_workload, summarize
 from orca_jax.bench.simulated.scheduler_cost import GOAL_US, measure_all
@@ -169,7 +170,8 @@ def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, E
 
 def _check_used(config: EngineConfig, contestants: Iterable[EngineConfig]) -> None:
     """Refuse a setting for all contestants that none of them can honour."""
-    for name in {need.setting for need in NEEDS if getattr(config, need.setting) not in need.without_effect}:
+    rows = [need for need in NEEDS if need.moment == "settings"]
+    for name in {need.setting for need in rows if getattr(config, need.setting) not in need.without_effect}:
         if all(getattr(each, name) != getattr(config, name) for each in contestants):
             raise ConfigError(f"{name} has no effect on any of --schedulers; leave it out", param=name)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from orca_jax.assembly.settings import check_needs, quantised
+from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.bundled import is_gguf, is_preset, model_directory
 from orca_jax.checks import is_writable
 from orca_jax.config import DType, EngineConfig, LoadFormat, ModelConfig
@@ -55,9 +55,8 @@ class Conversion:
         if is_preset(args.model):
             message = f"{args.model} has random weights and no files; give a model directory, ORG/NAME or a GGUF file"
             raise ConfigError(message, param="model")
-        check_needs(
-            EngineConfig(args.model, tokenizer=args.tokenizer, revision=args.revision, download_dir=args.download_dir)
-        )
+        place = {"tokenizer": args.tokenizer, "revision": args.revision, "download_dir": args.download_dir}
+        check_support(Facts(EngineConfig(args.model, **place)), "settings")
         output = Path(os.path.realpath(args.output))
         check_output(output, args.force)
         source = Path(model_directory(args.model, args.revision, args.download_dir))

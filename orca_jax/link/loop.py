@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from orca_jax.assembly.adapters import AdapterReader, ReadAdapter
-from orca_jax.assembly.engine import Built
-from orca_jax.assembly.updates import PrepareUpdate, refuse_toy
+from orca_jax.assembly.built import Built, PrepareUpdate, refuse_toy
 from orca_jax.engine import Engine, EngineStats
 from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch

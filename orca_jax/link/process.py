@@ -19,8 +19,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from orca_jax.assembly.engine import Built, build_engine
-from orca_jax.assembly.settings import reuses_prefixes
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.devices import ONE_HOST
+from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.support import Facts, check_support
 from orca_jax.cluster.exits import ExitStatus, exit_now
 from orca_jax.config import ClusterConfig
 from orca_jax.console import lasting_output
@@ -101,7 +103,7 @@ def _run(start: Start, inbox: Inbox, send: Send, status: EngineStatus, cluster: 
             on_compile=lambda: status.enter("compiling"),
             times=times,
             announce=_log_without_bars,
-            cluster=cluster,
+            host=cluster or ONE_HOST,
         )
         if publisher is not None:
             built.engine.pool.kv.prefixes.watcher = publisher
@@ -112,9 +114,7 @@ def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"
     """The publisher of changes of the prefix cache, if the settings name its address. Raises ConfigError."""
     if start.kv_events is None:
         return nullcontext()
-    if not reuses_prefixes(start.config):
-        message = "needs the prefix cache; use the scheduler chunked, and leave out --no-enable-prefix-caching"
-        raise ConfigError(message, param="kv_events_endpoint")
+    check_support(Facts(start.config), "events")
     from orca_jax.link.kv_events import KvEventPublisher
 
     return KvEventPublisher(start.kv_events)

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Sequence
 
-from orca_jax.assembly.engine import Built
+from orca_jax.assembly.built import Built
 from orca_jax.link.client import EngineClient
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import FromEngine, FromFrontEnd, Message, Submit, Updates

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from orca_jax.assembly.updates import PrepareUpdate, PutInPlace
+from orca_jax.assembly.built import PrepareUpdate, PutInPlace
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.link.wire import Abort, Message, Submit, UpdateWeights, WeightsRead, WeightsUpdated

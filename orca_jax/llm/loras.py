@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 
-from orca_jax.assembly.engine import Built
+from orca_jax.assembly.built import Built
 from orca_jax.errors import RequestError
 from orca_jax.llm.arguments import Loras, check_same_adapter, lora_for_each
 from orca_jax.llm.turns import Turns

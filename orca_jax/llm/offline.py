@@ -6,7 +6,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, cast
 
 from orca_jax import progress
-from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
 from orca_jax.engine import Engine
 from orca_jax.errors import RequestError
 from orca_jax.llm.arguments import (

@@ -184,10 +184,12 @@ def this_machine() -> Devices:
 
 def _check(args: argparse.Namespace, model: ModelConfig) -> None:
     """Refuse wrong numbers, and flags that do not fit the model. Raises ConfigError; `param` names the flag."""
-    from orca_jax.assembly.settings import check_needs, check_quantization  # it imports much, and help comes at once
+    from orca_jax.assembly.support import Facts, check_support  # it imports much, and help comes at once
 
-    check_needs(EngineConfig(args.model, revision=args.revision, download_dir=args.download_dir))
-    check_quantization(args.quantization, model)
+    config = EngineConfig(
+        args.model, revision=args.revision, download_dir=args.download_dir, quantization=args.quantization
+    )
+    check_support(Facts(config, model=model), "settings", "model")
     for name in ("max_num_seqs", "max_model_len", "context", "prompt"):
         value = getattr(args, name)
         if value is not None and value < 1:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from orca_jax import LLM, SamplingParams
-from orca_jax.assembly import engine, products, trial
-from orca_jax.assembly.devices import check_platform
+from orca_jax.assembly import products, trial
 from orca_jax.assembly.products import product_library
+from orca_jax.assembly.support import Facts, check_support
 from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.kernels import native
@@ -98,9 +98,9 @@ def test_a_library_that_is_wanted_and_absent_is_an_error(model: ModelConfig, mac
 
 def test_other_devices_and_several_hosts_refuse_the_setting() -> None:
     with pytest.raises(ConfigError, match="no effect on tpu devices"):
-        check_platform(EngineConfig(cpu_products="xla"), "tpu")
+        check_support(Facts(EngineConfig(cpu_products="xla"), platform="tpu"), "platform")
     with pytest.raises(ConfigError, match="needs nnodes 1") as error:
-        engine._check(EngineConfig(model="preset:gpt2-tiny", cpu_products="native"), True)
+        check_support(Facts(EngineConfig(cpu_products="native"), num_hosts=2), "hosts")
     assert error.value.param == "cpu_products"
 
 

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from orca_jax.assembly import engine, self_test
+from orca_jax.assembly.devices import OneHost
 from orca_jax.assembly.self_test import Outcome, SelfTest, has_accelerator_support, try_implementations
 from orca_jax.config import EngineConfig
 from orca_jax.exec import memory
@@ -141,13 +142,13 @@ def build_until_loaded(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
         trials.append(trial)
         return Outcome((SelfTest("gpu", "wrong", "by 0.5"), SelfTest("triton", "ok")), "triton")
 
-    def load(config: EngineConfig, *others: object) -> None:
+    def load(host: OneHost, config: EngineConfig, model: object) -> None:
         loaded.append(config)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "has_accelerator_support", lambda platforms: True)
-    monkeypatch.setattr(engine, "try_implementations", try_them)
-    monkeypatch.setattr(engine, "claim_devices", load)
+    monkeypatch.setattr(self_test, "has_accelerator_support", lambda platforms: True)
+    monkeypatch.setattr(self_test, "try_implementations", try_them)
+    monkeypatch.setattr(OneHost, "devices", load)
     monkeypatch.setattr(memory, "has_jax_started", lambda: False)
     with pytest.raises(KeyboardInterrupt):
         engine.build_engine(EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False, **settings))
@@ -170,8 +171,8 @@ def test_a_process_that_has_started_jax_is_not_tested(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     jax.devices()
-    monkeypatch.setattr(engine, "has_accelerator_support", lambda platforms: True)
-    monkeypatch.setattr(engine, "claim_devices", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(self_test, "has_accelerator_support", lambda platforms: True)
+    monkeypatch.setattr(OneHost, "devices", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         engine.build_engine(EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False))
     assert "JAX has started" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from orca_jax.assembly.settings import quantised
+from orca_jax.assembly.support import quantised
 from orca_jax.cli.main import main as command
 from orca_jax.config import EngineConfig
 from orca_jax.errors import CheckpointError

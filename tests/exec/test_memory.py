@@ -84,7 +84,7 @@ def stop(*args, **options):
     print(os.environ.get("XLA_CLIENT_MEM_FRACTION"))
     raise SystemExit
 
-engine.check_platform = stop  # on a CPU, the next step refuses the setting
+engine.dtype_of = stop  # on a CPU, the next step refuses the setting
 engine.build_engine(EngineConfig("demo", gpu_memory_utilization=0.7, progress=False))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

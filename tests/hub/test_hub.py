@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from orca_jax.assembly.engine import build_engine
-from orca_jax.assembly.settings import check_settings
+from orca_jax.assembly.support import check_settings
 from orca_jax.bundled import directory_of, model_directory, pinned, with_commit
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -189,7 +189,8 @@ def test_models_without_safetensors(hub: FakeHub) -> None:
     hub.files = {name: FILES[name] for name in ("config.json", "README.md")}
     hub.commits["main"] = hub.commits["3" * 40] = "3" * 40
     assert "has neither model.safetensors nor" in refusal().message
-    assert refusal(load_format="orbax").param == "load_format"
+    with pytest.raises(ConfigError, match="load_format orbax needs a directory"):
+        check_settings(EngineConfig(NAME, load_format="orbax"))
 
 
 def test_a_full_disk(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

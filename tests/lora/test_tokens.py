@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.assembly.engine import Built, build_engine
+from orca_jax.assembly.built import Built
+from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.model.load import load_decoder

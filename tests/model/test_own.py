@@ -211,7 +211,7 @@ def test_stages_and_copies_of_heads_are_refused(example: Path) -> None:
 
 def test_several_hosts_are_refused(example: Path) -> None:
     with pytest.raises(ConfigError, match="decoder needs nnodes 1") as caught:
-        build_engine(EngineConfig(str(example), decoder=EXAMPLE), cluster=cast(Any, object()))
+        build_engine(EngineConfig(str(example), decoder=EXAMPLE), host=cast(Any, SimpleNamespace(num_hosts=2)))
     assert caught.value.param == "decoder"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.assembly.settings import quantised
+from orca_jax.assembly.support import quantised
 from orca_jax.config import DType, EngineConfig, Quantization
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, ExpertKernels, expert_mlp

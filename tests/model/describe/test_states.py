@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orca_jax.assembly.draft_model import describe_draft
-from orca_jax.assembly.settings import quantised
+from orca_jax.assembly.support import quantised
 from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.errors import ConfigError
 from orca_jax.layer_config import ResidualFactors, SumFactors

@@ -1,0 +1,176 @@
+"""An engine with what its front ends need: its parts put together, and a summary of them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from orca_jax.assembly.adapters import AdapterReader
+from orca_jax.assembly.self_test import SelfTest
+from orca_jax.assembly.settings import TOY
+from orca_jax.assembly.support import Facts, check_support, refusal
+from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
+from orca_jax.engine import Engine
+from orca_jax.sched.drafts.model import ModelProposer
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.scheduler import Scheduler
+from orca_jax.startup import EngineSummary, StartReport, WindowBlocks
+from orca_jax.step import Executor
+from orca_jax.text.grammar import GrammarFactory
+from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineFile, TimelineHeader, TimelineWriter
+
+if TYPE_CHECKING:
+    from orca_jax.assembly.executor import PlacedModel
+
+PutInPlace = Callable[[Callable[[], None]], None]
+"""Replaces the weights; calls its argument after each parameter. No iteration may be in flight."""
+
+PrepareUpdate = Callable[[Any], PutInPlace]
+"""Checks a tree of parameters, or a checkpoint at a path. It raises ConfigError, with the weights unchanged."""
+
+
+def refused_updates(facts: Facts) -> PrepareUpdate | None:
+    """Return a function that refuses each update of an engine with these facts; None if its weights can be replaced."""
+    if refusal(facts, "update") is None:
+        return None
+
+    def refuse(source: Any) -> PutInPlace:
+        check_support(facts, "update")
+        raise AssertionError("the update is refused")
+
+    return refuse
+
+
+def refuse_toy(source: Any) -> PutInPlace:
+    """Refuse an update of the toy. Raises ConfigError."""
+    check_support(Facts(EngineConfig(TOY)), "update")
+    raise AssertionError("the update is refused")
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine with what its front ends need. A context manager, which closes the engine at its end."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    grammars: GrammarFactory  # compiles `SamplingParams.structured` to a constraint for `Engine.add`
+    model_config: ModelConfig
+    max_model_len: int  # of one request, prompt and generated tokens together
+    timeline_header: TimelineHeader  # the first line of a timeline of this engine
+    summary: EngineSummary  # resolved settings, and the start
+    prepare_update: PrepareUpdate  # see `assembly.weights`
+    executor_config: ExecutorConfig | None = None  # None for the toy
+    directory: str = ""  # of the chat template and the sampling defaults; empty for a preset
+    read_adapter: AdapterReader | None = None  # None: the engine has no adapters
+    proposer: ModelProposer | None = None  # with a draft model
+    self_tests: tuple[SelfTest, ...] = ()  # of attention kernels, in order; the implementation after the failed is used
+
+    @property
+    def start(self) -> StartReport:
+        """Times and programs of the start."""
+        return self.summary.start
+
+    def close(self) -> None:
+        """Free the device's memory. The engine cannot run afterwards."""
+        self.engine.executor.close()
+        if self.proposer is not None:
+            self.proposer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def timeline_header(
+    config: EngineConfig, cache: CacheConfig, max_model_len: int, budget: int, buckets: tuple[int, ...] = ()
+) -> TimelineHeader:
+    """Return the first line of a timeline: the settings, and what they came to."""
+    offset = time.time() - time.monotonic()
+    return TimelineHeader(TIMELINE_VERSION, config, cache, max_model_len, budget, buckets, offset)
+
+
+def join_parts(
+    executor: Executor, scheduler: Scheduler, pool: RequestPool, header: TimelineHeader, adapters: dict[str, Any]
+) -> Engine:
+    """Make an engine of its parts. `adapters` has the weights of each adapter by its digest; a timeline is written."""
+    config = header.config
+    encode = msgspec.json.Encoder().encode_lines
+    observer = None if config.trace_file is None else TimelineWriter(header, encode, TimelineFile(config.trace_file))
+    return Engine(
+        executor,
+        scheduler,
+        pool,
+        seed=config.seed,
+        observer=observer,
+        weights=adapters,
+        check_in_interval=config.check_in_interval,
+    )
+
+
+def summary_of(
+    header: TimelineHeader,
+    kv: KVManager,
+    start: StartReport,
+    resolved: ExecutorConfig | None = None,
+    attention: str = "",
+    placed: "PlacedModel | None" = None,
+) -> EngineSummary:
+    """Summarize an engine.
+
+    Args:
+        header: settings of the engine, and its largest launch.
+        kv: the KV cache.
+        start: times and programs of the start.
+        resolved: shapes and types of the executor; None without a device.
+        attention: the name of the implementation.
+        placed: the model on its devices; None without a device.
+    """
+    longest = header.max_model_len
+    summary = EngineSummary(
+        max_model_len=longest,
+        kv_tokens=kv.longest_request,
+        kv_requests=kv.num_fitting(1, longest),
+        token_budget=header.budget,
+        scheduler=header.config.scheduler,
+        start=start,
+        page_size=kv.page_size,
+        num_pages=kv.num_blocks[0],
+    )
+    if resolved is None or placed is None:
+        return summary
+    return replace(
+        summary,
+        device=placed.devices[0].device_kind,
+        num_devices=resolved.tensor_parallel_size * resolved.pipeline_parallel_size,
+        dtype=resolved.dtype,
+        kv_cache_dtype=resolved.cache.dtype,
+        attention=attention,
+        quantization=placed.config.quantization,
+        products=placed.products,
+        kv_groups=_by_window(resolved.cache, longest, header.budget if kv.n_slots is None else longest),
+        kv_pools=kv.num_blocks if len(kv.num_blocks) > 1 else (),
+    )
+
+
+def _by_window(cache: CacheConfig, max_model_len: int, longest: int) -> tuple[WindowBlocks, ...]:
+    """The groups of layers by their window; empty if no group has one.
+
+    Args:
+        cache: the KV cache.
+        max_model_len: tokens of a full request.
+        longest: most tokens of a request in one iteration.
+    """
+    if all(group.window is None for group in cache.groups):
+        return ()
+    found = []
+    for window in dict.fromkeys(group.window for group in cache.groups):
+        same = [group for group in cache.groups if group.window == window]
+        blocks = same[0].most_blocks(max_model_len, longest, cache.page_size)
+        found.append(WindowBlocks(sum(len(group.layers) for group in same), window, len(same), blocks))
+    return tuple(found)
