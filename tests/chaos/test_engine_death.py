@@ -63,7 +63,7 @@ class Callers:
             assert moment - start < SOON, f"{kind} waited {moment - start:.1f} s"
             assert error["message"], kind
             if kind == "stream /v1/messages":
-                assert error.keys() == {"type", "message"} and error["type"] == "api_error", error
+                assert error.keys() == {"type", "message"} and error["type"] in ("api_error", "overloaded_error"), error
             elif kind == "stream /v1/responses":
                 assert error.keys() == {"code", "message"} and error["code"] == "server_error", error
             elif kind != "plain /v1/messages":

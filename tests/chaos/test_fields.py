@@ -21,6 +21,7 @@ MINUS_ONE_IS_FINE = {
     "top_k": "vLLM's name for all",
     "max_tokens": "as many as fit",
     "max_completion_tokens": "as many as fit",
+    "max_output_tokens": "as many as fit",
     "presence_penalty": "from -2 to 2",
     "frequency_penalty": "from -2 to 2",
     "truncate_prompt_tokens": "vLLM's name for what fits",

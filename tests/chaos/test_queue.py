@@ -116,7 +116,7 @@ def test_calls_have_a_deadline() -> None:
 
 def test_a_key_has_a_quota_in_all_apis() -> None:
     """Two open calls of any API; a third one is refused until one of them ends."""
-    flags = ("--max-num-seqs", "8", "--api-key", KEY, "--api-key", "sk-another-key", "--max-calls-per-key", "2")
+    flags = ("--max-num-seqs", "8", "--api-key", KEY, "sk-another-key", "--max-calls-per-key", "2")
     with running(*flags) as server:
         server.http.headers["authorization"] = f"Bearer {KEY}"
         other = {"authorization": "Bearer sk-another-key"}

@@ -9,6 +9,7 @@ from orca_jax.openai.responses.conversion import messages_of
 from orca_jax.openai.responses.truncation import cuts_of, without
 from orca_jax.openai.schema import responses_parser
 from orca_jax.openai.schema.chat import AssistantMessage, ChatMessage, UserMessage, content_text
+from orca_jax.text.template_worker import MAX_OUTPUT
 from tests.openai.responses.played import prompt_of, respond
 from tests.serve.played import CONTEXT
 
@@ -82,6 +83,14 @@ def test_a_long_conversation_is_answered(limit: int | None) -> None:
     room = CONTEXT - (16 if limit else CONTEXT // 4)
     assert room - 120 < len(link.submitted[0].prompt_ids) <= room
     assert "keep me" in prompt and "last" in prompt and "<19>" in prompt and "<0>" not in prompt
+
+
+def test_a_conversation_that_is_too_long_to_be_rendered_is_answered() -> None:
+    turns = [one for _ in range(50) for one in (user("x" * 50_000), assistant("y" * 50_000))]
+    assert sum(len(one["content"]) for one in turns) > MAX_OUTPUT
+    answer, link = respond("x", truncation="auto", input=[*turns, user("last")])
+    assert answer.status_code == 200, answer.text
+    assert "last" in prompt_of(link) and "xx" not in prompt_of(link)
 
 
 def test_what_must_stay_may_be_too_long() -> None:
