@@ -13,13 +13,14 @@ STAMP = ".orca-installed"  # a copy of the requirements, so that no hash can col
 __all__ = ["node_modules", "python_environment"]
 
 
-def python_environment(folder: Path, name: str, version: str) -> Path:
+def python_environment(folder: Path, name: str, version: str, *, is_complete: bool = False) -> Path:
     """The interpreter of an environment. Creates the environment if it is missing or outdated.
 
     Args:
         folder: folder of all environments.
         name: name of the environment and of its file of requirements.
         version: version of Python, such as "3.12".
+        is_complete: the file lists all that is needed, so that requirements of its packages beyond it are left out.
 
     Raises:
         SystemExit: this version of Python was not found, or pip failed.
@@ -33,6 +34,7 @@ def python_environment(folder: Path, name: str, version: str) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         call([find_python(version), "-m", "venv", str(target)])
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        pip += ["--no-deps"] if is_complete else []
         # torch first: it should come from its index of CPU wheels; the other packages then find it installed.
         torch = [line for line in requirements.read_text(encoding="utf-8").splitlines() if line.startswith("torch==")]
         if torch:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ SECONDS = 240
 CACHED = 0.9
 ROUTES = {"/v1/responses": "input", "/v1/messages": "messages", "/v1/chat/completions": "messages"}
 """Routes of models, and the field with the conversation."""
+
+Call = tuple[dict[str, Any], Exchange]
 
 
 class Turn:
@@ -55,20 +57,25 @@ class Turn:
             )
 
     @property
-    def calls(self) -> list[tuple[dict[str, Any], Exchange]]:
-        """Bodies and exchanges of calls of the model with tools."""
-        found = []
-        for exchange in self._seen:
-            if exchange.method == "POST" and exchange.target.partition("?")[0] in ROUTES:
-                body = json.loads(exchange.request_body)
-                if body.get("tools"):
-                    found.append((body, exchange))
-        return found
+    def calls(self) -> list[Call]:
+        """Calls of the model with tools."""
+        return calls_with_tools(self._seen)
 
     @property
     def statuses(self) -> list[str]:
         """Each call with the status of its answer."""
         return [f"{exchange.method} {exchange.target} {exchange.status}" for exchange in self._seen]
+
+
+def calls_with_tools(seen: Iterable[Exchange]) -> list[Call]:
+    """Bodies and exchanges of calls of the model with tools."""
+    found = []
+    for exchange in seen:
+        if exchange.method == "POST" and exchange.target.partition("?")[0] in ROUTES:
+            body = json.loads(exchange.request_body)
+            if body.get("tools"):
+                found.append((body, exchange))
+    return found
 
 
 def finishes_a_tool_turn(turn: Turn) -> None:
@@ -117,9 +124,9 @@ def usages(text: str) -> Iterator[Mapping[str, Any]]:
                 yield place["usage"]
 
 
-def record(turn: Turn, file: Path) -> None:
-    """Write the bodies of the first two calls without their prose."""
-    (first, exchange), (second, _) = turn.calls[:2]
+def record(calls: Sequence[Call], file: Path) -> None:
+    """Write the bodies of two calls without their prose."""
+    (first, exchange), (second, _) = calls[:2]
     field = ROUTES[exchange.target.partition("?")[0]]
     fields = {name: value for name, value in first.items() if name not in (field, "tools")}
     parts = {"first": first[field], "second": second[field], "fields": fields, "tools": first["tools"]}
@@ -141,7 +148,7 @@ def main() -> int:
     tests = [finishes_a_tool_turn, every_call_is_answered, the_second_call_reuses_the_first_prompt]
     code = checks.run(tests, turn, versions, settings.report)
     if code == 0:
-        record(turn, args.modules / f"{args.agent}.json")
+        record(turn.calls, args.modules / f"{args.agent}.json")
     return code
 
 

@@ -16,7 +16,7 @@ from agent_table import AGENTS
 from environments import HERE, node_modules, python_environment
 from recorder import Exchange, Recorder
 from serving import serving
-from tests.agents.checkpoint import write_checkpoint
+from tests.agents.checkpoint import TEMPLATE, TEMPLATE_WITHOUT_TOOLS, Call, write_checkpoint
 from tests.openai.shapes import check_response
 
 ROOT = HERE.parents[1]
@@ -44,6 +44,7 @@ FEW_ROWS = (*TALKS, "--max-num-seqs", "4")  # one check fills all rows
 NO_NETWORK = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(FOLDER / "hugging-face"), "TOKENIZERS_PARALLELISM": "false"}
 LLAMA = FOLDER / "models" / "llama"
 CODERS = FOLDER / "models" / "coders"
+PAGES = {"open-webui": TEMPLATE, "open-webui-without-tools": TEMPLATE_WITHOUT_TOOLS}
 JUDGES: Mapping[str, Judge] = {
     "openai-python-2": Judge("judge_openai.py", "openai2", flags=FEW_ROWS),
     "openai-python-3": Judge("judge_openai.py", "openai3", flags=FEW_ROWS),
@@ -68,6 +69,11 @@ JUDGES: Mapping[str, Judge] = {
         python="3.11",
         variables=NO_NETWORK,
     ),
+    # A page in a browser; in the second case its model has a chat template without tools.
+    **{
+        name: Judge("judge_open_webui.py", "open-webui", str(CODERS / name), "coder", ("--max-num-seqs", "8"), "3.11")
+        for name in PAGES
+    },
     **{
         name: Judge("judge_agent.py", "agents", str(CODERS / name), served="coder", flags=("--max-num-seqs", "8"))
         for name in AGENTS
@@ -107,6 +113,11 @@ def judge(name: str) -> Outcome:
         modules = node_modules(FOLDER, judge_.environment, HERE / "packages" / judge_.environment)
         command = [sys.executable, str(HERE / judge_.program), "--modules", str(modules), "--agent", name]
         write_checkpoint(CODERS / name, AGENTS[name].call)
+    elif name in PAGES:
+        python = python_environment(FOLDER, judge_.environment, judge_.python, is_complete=True)
+        shown = ["--without-tools"] if PAGES[name] == TEMPLATE_WITHOUT_TOOLS else []
+        command = [str(python), str(HERE / judge_.program), *shown]
+        write_checkpoint(CODERS / name, Call("get_current_timestamp"), PAGES[name])
     else:
         python = python_environment(FOLDER, judge_.environment, judge_.python)
         command = [str(python), str(HERE / judge_.program)]

@@ -33,7 +33,7 @@ def main() -> int:
         report(name, outcomes[name])
     rows = {name: row(outcome) for name, outcome in outcomes.items()}
     for name, line in rows.items():
-        print(f"{name:18}{'green' if outcomes[name].is_green else 'RED':7}{' | '.join(line)}")
+        print(f"{name:26}{'green' if outcomes[name].is_green else 'RED':7}{' | '.join(line)}")
     if not args.no_page:
         update(ROOT / "docs" / "conformance.md", rows, list(JUDGES))
     return int(not all(outcome.is_green for outcome in outcomes.values()))

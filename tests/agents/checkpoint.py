@@ -17,8 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.project.source import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 131_072
 ANSWER = "The command has printed its output."
 TITLE = '{"title": "Printing"}'
