@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "requirements"
 COMPILERS = ROOT / "tests" / "aot" / "requirements.txt"
 UV = "uv==0.13.9"
-EXTRAS = ("dev", "tpu", "cuda", "cuda13")  # those that the scripts and CONTRIBUTING.md install
+EXTRAS = ("dev", "docs", "tpu", "cuda", "cuda13")  # those that the scripts and CONTRIBUTING.md install
 PYTHONS = ("3.12", "3.13", "3.14")
 MACHINES = re.compile(r"any|(manylinux|linux|macosx)\w*_(x86_64|aarch64|arm64|universal2)")
 SYSTEMS = (

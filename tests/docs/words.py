@@ -14,12 +14,17 @@ _PARTS = re.compile(r"<!-- (?:from lab|begin): .*?<!-- end.*?-->", re.DOTALL)
 _MEASURED = re.compile(r"^\|.*\n?", re.MULTILINE)  # the rows of tables below docs/measured, written by tests/aot
 
 
+def without_parts(text: str) -> str:
+    """Return the text of a page without the parts that a program writes."""
+    return _PARTS.sub("", text)
+
+
 def by_hand(page: str) -> int:
     """Return the number of words of a page, as `wc -w` counts them, without the parts that a program writes."""
     text = (ROOT / page).read_text(encoding="utf-8")
     if page.startswith("docs/measured/"):
         text = _MEASURED.sub("", text)
-    return len(_PARTS.sub("", text).split())
+    return len(without_parts(text).split())
 
 
 def by_page() -> dict[str, int]:
