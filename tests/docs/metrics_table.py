@@ -1,4 +1,4 @@
-"""Writes the rows of metrics in docs/operations.md, from the server's own: `python -m tests.serve.metrics_table`.
+"""Writes the rows of metrics in docs/operations.md, from the server's own: `python -m tests.docs.metrics_table`.
 
 The page decides the table and the order of the metrics. A new metric begins as a row with its name.
 """
