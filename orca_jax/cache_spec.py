@@ -90,10 +90,14 @@ def attended_pairs(start: int, size: int, window: int | None) -> int:
     return pairs + (size - growing) * (window or 0)
 
 
-def one_group(layers: Sequence[LayerCache]) -> tuple[LayerGroup, ...]:
-    """All layers, of one shape, in one group that keeps all tokens: attention masks those outside of windows."""
-    (shape,) = {layer.shape for layer in layers}
-    return (LayerGroup(tuple(range(len(layers))), len(layers), shape),)
+def one_group(layers: Sequence[LayerCache | None]) -> tuple[LayerGroup, ...]:
+    """All layers with pages, of one shape, in one group that keeps all tokens; None stands for a layer without pages.
+
+    Attention masks the tokens outside of windows.
+    """
+    (shape,) = {layer.shape for layer in layers if layer is not None}
+    paged = tuple(index for index, layer in enumerate(layers) if layer is not None)
+    return (LayerGroup(paged, len(paged), shape),)
 
 
 def of_stage(groups: Sequence[LayerGroup], start: int, stop: int) -> tuple[LayerGroup, ...]:
@@ -133,7 +137,9 @@ def _by_size(shape: PageShape) -> tuple[int, PageShape]:
     return shape.token_size, shape
 
 
-def form_groups(layers: Sequence[LayerCache], max_model_len: int, *, views: bool = True) -> tuple[LayerGroup, ...]:
+def form_groups(
+    layers: Sequence[LayerCache | None], max_model_len: int, *, views: bool = True
+) -> tuple[LayerGroup, ...]:
     """Form the groups of a model: groups with all tokens first, then those with windows.
 
     Layers of the same kind are dealt to its groups in turns, so that each part of a pipeline has its share of every
@@ -143,12 +149,14 @@ def form_groups(layers: Sequence[LayerCache], max_model_len: int, *, views: bool
     their own. Without `views` each shape has its own pool.
 
     Args:
-        layers: the layers of the whole model.
+        layers: the layers of the whole model, at least one of them with pages; None for those without.
         max_model_len: most tokens of a request.
         views: arrays can be viewed in another shape without a copy.
     """
     members: dict[LayerCache, list[int]] = {}
     for index, layer in enumerate(layers):
+        if layer is None:
+            continue
         sees_all = layer.window is None or layer.window >= max_model_len
         members.setdefault(layer._replace(window=None) if sees_all else layer, []).append(index)
     found = [_groups(members, width, views) for width in range(max(map(len, members.values())), 0, -1)]

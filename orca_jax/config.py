@@ -26,6 +26,7 @@ CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
 MixerName = Literal["attention", "short_conv", "linear_attention"]  # see model/mixers
+PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention"})  # the others keep states in place of pages
 SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 
 MAX_LORAS = 8  # adapters in one batch by default
@@ -139,11 +140,18 @@ class ModelConfig:
         """The different mixers of the model, in the order of their first layers."""
         return tuple(dict.fromkeys(kind.mixer for kind in self.layer_kinds))
 
+    @property
+    def has_states(self) -> bool:
+        """True if some layers keep a state of each request in place of pages."""
+        return not PAGED_MIXERS.issuperset(self.mixers)
+
     @cached_property
-    def layer_caches(self) -> tuple[LayerCache, ...]:
-        """The keys and values that each layer keeps."""
+    def layer_caches(self) -> tuple[LayerCache | None, ...]:
+        """The keys and values that each layer keeps; None for layers with a state in their place."""
         shape = PageShape(self.num_kv_heads, self.head_dim)
-        return tuple(LayerCache(shape, kind.window) for kind in self.layer_kinds)
+        return tuple(
+            LayerCache(shape, kind.window) if kind.mixer in PAGED_MIXERS else None for kind in self.layer_kinds
+        )
 
 
 def page_dtype(name: KVCacheDType) -> PageDType:

@@ -46,6 +46,20 @@ class WindowBlocks(NamedTuple):
         return f"{blocks} for {self.layers} layer{'s' * (self.layers > 1)} with {tokens}"
 
 
+class StateBlocks(NamedTuple):
+    """The blocks of states. A block is one state in each layer that keeps one."""
+
+    number: int
+    rows: int  # requests that have one at the same time
+    size: int  # bytes of a block, on all devices together
+
+    def text(self) -> str:
+        """Return, for instance, `128 states of 1.2 MiB for 64 requests and their snapshots`."""
+        snapshots = " and their snapshots" if self.number > self.rows else ""
+        requests = f"{self.rows:,} request{'s' * (self.rows > 1)}"
+        return f"{self.number:,} states of {self.size / 2**20:.3g} MiB for {requests}{snapshots}"
+
+
 @dataclass(frozen=True)
 class EngineSummary:
     """The settings of an engine after the resolution of every "auto", and its start.
@@ -70,6 +84,7 @@ class EngineSummary:
     products: str = ""  # of matrices on a CPU: "native" or "xla", see assembly/products.py; empty on other devices
     kv_groups: tuple[WindowBlocks, ...] = ()  # of a model with windows
     kv_pools: tuple[int, ...] = ()  # blocks of each pool, if there are several
+    kv_states: StateBlocks | None = None  # of a model with states
 
     def line(self, model: str) -> str:
         """Return the line of text about this engine for logs and terminals."""
@@ -84,6 +99,7 @@ class EngineSummary:
             f"{model} {place}",
             f"context of {self.max_model_len:,} tokens",
             f"{cache} of {self.kv_tokens:,} tokens ({self.kv_requests:,} full requests){self._blocks()}",
+            "" if self.kv_states is None else self.kv_states.text(),
             f"scheduler {self.scheduler}, at most {self.token_budget:,} tokens at once",
             programs,
             f"ready after {start.text()}",

@@ -24,7 +24,7 @@ def _common(self: Programs) -> Hashable:
 
 def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
     config = replace(self._config, buckets=(bucket,), compile_cache=None, strict_compile=False, num_drafts=0)
-    return "layers", _common(self), config, self._model, self.span, _shapes(self.weights, state.pages, state.history)
+    return "layers", _common(self), config, self._model, self.span, _shapes(self.weights, state.caches, state.history)
 
 
 def _adapted_key(self: Programs, bucket: int, state: Any) -> Hashable:

@@ -8,7 +8,7 @@ import pytest
 
 from orca_jax.assembly.engine import build_engine
 from orca_jax.config import EngineConfig
-from orca_jax.startup import START_PHASES, EngineSummary, StartReport, StartTimes, WindowBlocks
+from orca_jax.startup import START_PHASES, EngineSummary, StartReport, StartTimes, StateBlocks, WindowBlocks
 
 
 class MovedClock:
@@ -127,3 +127,10 @@ def test_the_line_about_windows() -> None:
         "with all tokens, 6 x 13 for 52 layers with a window of 1,024 tokens; scheduler" in summary.line("gemma3")
     )
     assert "in 600 and 90 blocks, divided for requests" in replace(summary, kv_pools=(600, 90)).line("gemma3")
+
+
+def test_the_line_about_states() -> None:
+    summary = EngineSummary(32768, 40000, 1, 512, "chunked", StartReport({}, 1.0), "cpu", 1)
+    line = replace(summary, kv_states=StateBlocks(128, 64, 3 << 19)).line("lfm3")
+    assert "(1 full requests); 128 states of 1.5 MiB for 64 requests and their snapshots; scheduler" in line
+    assert StateBlocks(1, 1, 1 << 20).text() == "1 states of 1 MiB for 1 request"

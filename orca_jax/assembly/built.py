@@ -17,7 +17,7 @@ from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
-from orca_jax.startup import EngineSummary, StartReport, WindowBlocks
+from orca_jax.startup import EngineSummary, StartReport, StateBlocks, WindowBlocks
 from orca_jax.step import Executor
 from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import Tokenizer
@@ -144,6 +144,9 @@ def summary_of(
     )
     if resolved is None or placed is None:
         return summary
+    from orca_jax.exec.states import layer_bytes
+
+    size = sum(layer_bytes(placed.config, resolved.dtype))
     return replace(
         summary,
         device=placed.devices[0].device_kind,
@@ -155,6 +158,7 @@ def summary_of(
         products=placed.products,
         kv_groups=_by_window(resolved.cache, longest, header.budget if kv.n_slots is None else longest),
         kv_pools=kv.num_blocks if len(kv.num_blocks) > 1 else (),
+        kv_states=StateBlocks(resolved.cache.num_states, resolved.num_rows, size) if size else None,
     )
 
 

@@ -10,7 +10,7 @@ from orca_jax.bundled import directory_of, is_gguf, pinned
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.describe import check_served, read_model_config
+from orca_jax.model.describe import read_model_config
 from orca_jax.model.weight_files import check_weights
 from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.startup import StartTimes
@@ -102,7 +102,11 @@ def describe_draft(
         own = pinned(own)
         source = directory_of(own) or own.model
         model = read_model_config(source, None)
-        check_served(model)
+        if model.has_states:
+            raise ConfigError(
+                f"{model.family} keeps states, which cannot go back before refused proposals; give a model with "
+                "attention in all layers"
+            )
         check_weights(source, own.load_format)
         words = tokenizer_of(own, source) if config.tokenizer is None else tokenizer
     except ConfigError as error:

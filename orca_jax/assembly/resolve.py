@@ -27,6 +27,7 @@ from orca_jax.config import (
 )
 from orca_jax.errors import ConfigError
 from orca_jax.processor import multiplies_bfloat16
+from orca_jax.sched.states import SNAPSHOT_TOKENS
 from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -194,15 +195,17 @@ def _cache(
         with_num_pages,
         workspace_bytes,
     )
+    from orca_jax.exec.states import state_demand
 
     dtype = dtype_of(config, placed.platform)
     cache_auto = page_type(dtype, placed.platform, has_bfloat16=multiplies_bfloat16())
     cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype)
     groups = form_groups(model.layer_caches, max_model_len, views=can_view(placed.platform, cache_dtype))
     form = CacheConfig(groups, (), config.page_size or PAGE_SIZE, cache_dtype, page_layout(placed.platform))
-    if config.num_pages is not None:
-        return with_num_pages(form, config.num_pages, max_model_len)
     rows = num_rows(config)
+    states = state_demand(model, dtype, rows, most_snapshots(config, max_model_len))
+    if config.num_pages is not None:
+        return with_num_pages(form, config.num_pages, max_model_len, states)
     needed = max(weight_bytes(stage.shapes) + _lora_bytes(config, stage, dtype) for stage in placed.stages)
     needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size, most_drafts(config))
     if placed.weights.is_random and placed.platform != "cpu":
@@ -216,7 +219,13 @@ def _cache(
         num_rows=rows,
         max_model_len=max_model_len,
         longest=longest_member(config, largest, max_model_len),
+        states=states,
     )
+
+
+def most_snapshots(config: EngineConfig, max_model_len: int) -> int:
+    """Return the most snapshots of states of one request: at borders, before its answer, and at its end."""
+    return max_model_len // SNAPSHOT_TOKENS + 2 if reuses_prefixes(config) else 0
 
 
 def longest_member(config: EngineConfig, largest: int, max_model_len: int) -> int:

@@ -14,10 +14,9 @@ from orca_jax.assembly.settings import (
     traits_of,
 )
 from orca_jax.checks import did_you_mean
-from orca_jax.config import EngineConfig, ModelConfig
+from orca_jax.config import PAGED_MIXERS, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.hub import is_hub_name
-from orca_jax.model.describe import check_served
 from orca_jax.sched.scheduler import Traits
 
 Moment = Literal["settings", "toy", "hosts", "model", "platform", "update", "events"]
@@ -251,6 +250,29 @@ NEEDS: tuple[Need, ...] = (
         "model",
     ),
     Need(
+        "model",
+        (),
+        lambda f: not PAGED_MIXERS.isdisjoint(f.known.mixers),
+        "{f.known.family}: a model needs a layer with attention, and all layers have {f.known.mixers[0]}",
+        "model",
+    ),
+    Need(
+        "speculative_config",
+        (None,),
+        lambda f: not f.known.has_states,
+        "speculative_config does not cover {f.known.family}, whose layers keep states: a state cannot go back before "
+        "refused proposals; leave it out",
+        "model",
+    ),
+    Need(
+        "enable_lora",
+        (False,),
+        lambda f: not f.known.has_states,
+        "enable_lora does not cover {f.known.family}, whose layers keep states: adapters are for models with attention "
+        "in all layers; leave it out",
+        "model",
+    ),
+    Need(
         "quantization",
         (None,),
         lambda f: f.known.quantization in (None, f.config.quantization),
@@ -352,7 +374,6 @@ def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     Raises:
         ConfigError: the model cannot be served, or does not support a setting; `param` names the setting.
     """
-    check_served(model)
     check_support(Facts(config, model=model), "model")
     return model if config.quantization is None else replace(model, quantization=config.quantization)
 

@@ -11,11 +11,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.cache_spec import LayerGroup, of_stage, pool_shape, sums_by_pool
-from orca_jax.config import CacheConfig, ModelConfig, PageDType, PageLayout
+from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType, PageLayout
 from orca_jax.errors import ConfigError
 from orca_jax.exec import host
 from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.memory import usable_bytes
+from orca_jax.exec.states import Caches, PagePools, StateDemand, layer_bytes, state_shapes, state_specs
 from orca_jax.exec.untouched import untouched
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.model.parameters import path_of, split_layer
@@ -23,6 +24,8 @@ from orca_jax.model.sharding import MESH_AXES, padded_vocab
 from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder
 
+SNAPSHOT_SHARE = 0.1  # of the memory beside the fewest blocks, for snapshots of states
+NO_STATES = StateDemand()
 CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
 
 
@@ -31,10 +34,6 @@ def page_bytes(model: ModelConfig, page_size: int, dtype: PageDType, layout: Pag
     heads, head_dim = model.num_kv_heads, model.head_dim
     pages = pages_shape(layout, model.num_layers, heads, head_dim, page_size, jnp.dtype(dtype))
     return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(pages))
-
-
-type PagePools = tuple[KVPages, ...]
-"""The pages of each pool."""
 
 
 def cache_spec(cache: CacheConfig) -> PagePools:
@@ -60,6 +59,16 @@ def _pages_of(cache: CacheConfig, group: LayerGroup, num_pages: int) -> KVPages:
     heads, head_dim, has_values = group.shape
     dtype = jnp.dtype(cache.dtype)
     return pages_shape(cache.layout, num_pages, heads, head_dim, cache.page_size, dtype, has_values=has_values)
+
+
+def caches_shape(config: ExecutorConfig, model: ModelConfig) -> Caches:
+    """Shapes of the pages and the states of a stage."""
+    return Caches(cache_shape(config.cache), state_shapes(model, config.cache.num_states, config.dtype))
+
+
+def caches_spec(config: ExecutorConfig, model: ModelConfig) -> Caches:
+    """Partition of the pages and the states of a stage over its mesh."""
+    return Caches(cache_spec(config.cache), state_specs(model))
 
 
 def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, free: int | None = None) -> int:
@@ -121,19 +130,28 @@ def fewest_blocks(
     return sums_by_pool(groups, needed)
 
 
-def stage_bytes(cache: CacheConfig, span: LayerSpan) -> int:
-    """Bytes of the pages of a pipeline stage, on all its devices together, with their scales."""
+def stage_bytes(cache: CacheConfig, span: LayerSpan, states: StateDemand = NO_STATES) -> int:
+    """Bytes of the pages of a pipeline stage with their scales, and of its states, on all its devices together."""
     sizes = _block_bytes(cache, span)
-    return sum(number * size for number, size in zip(cache.num_blocks, sizes, strict=True))
+    pages = sum(number * size for number, size in zip(cache.num_blocks, sizes, strict=True))
+    return pages + cache.num_states * states.block_bytes(span)
 
 
 def size_cache(
-    form: CacheConfig, spans: Sequence[LayerSpan], *, memory: int, num_rows: int, max_model_len: int, longest: int
+    form: CacheConfig,
+    spans: Sequence[LayerSpan],
+    *,
+    memory: int,
+    num_rows: int,
+    max_model_len: int,
+    longest: int,
+    states: StateDemand = NO_STATES,
 ) -> CacheConfig:
     """Size the cache to as many blocks as fit in `memory`, but no more than all rows at full length can use.
 
     The stage with the most bytes decides, as every block has a part in each stage. Several pools share the memory in
-    the ratio in which a request of half of `max_model_len` uses them.
+    the ratio in which a request of half of `max_model_len` uses them. Beside
+    the fewest blocks of states, snapshots have at most `SNAPSHOT_SHARE` of the rest.
 
     Args:
         form: groups, page size, type and layout; its numbers of blocks are not read.
@@ -142,6 +160,7 @@ def size_cache(
         num_rows: running requests.
         max_model_len: most tokens of a request.
         longest: most tokens of a request in one iteration.
+        states: of the model.
 
     Raises:
         ConfigError: not even the fewest blocks fit.
@@ -152,8 +171,9 @@ def size_cache(
         num_blocks=fewest_blocks(
             groups, page_size=page_size, num_rows=num_rows, max_model_len=max_model_len, longest=longest
         ),
+        num_states=states.fewest,
     )
-    needed = max(stage_bytes(least, span) for span in spans)
+    needed = max(stage_bytes(least, span, states) for span in spans)
     if memory < needed:
         raise ConfigError(
             f"{memory / 2**30:.2f} GiB are free for the KV cache, but one request of "
@@ -166,19 +186,37 @@ def size_cache(
     most = [
         num_rows * group.most_blocks(max_model_len, longest, page_size) if group.window else full for group in groups
     ]
+    block = max(states.block_bytes(span) for span in spans)
+    num_snapshots = _num_snapshots(states, memory - needed, block)
+    needed += num_snapshots * block
     middle = _usual_blocks(form, max_model_len)
     request = max(stage_bytes(replace(least, num_blocks=middle), span) for span in spans)
     number = []
     for few, useful, share in zip(least.num_blocks, sums_by_pool(groups, most), middle, strict=True):
         fitting = few + (memory - needed) * share // request
         number.append(useful if fitting >= useful else max(_rounded(fitting), few))
-    return replace(least, num_blocks=tuple(number))
+    return replace(least, num_blocks=tuple(number), num_states=states.fewest + num_snapshots)
 
 
-def with_num_pages(form: CacheConfig, num_pages: int, max_model_len: int) -> CacheConfig:
-    """The cache with this number of blocks in its first pool, and in the others as many as `size_cache` chooses."""
+def _num_snapshots(states: StateDemand, room: int, block: int) -> int:
+    """Blocks beyond the fewest ones, of `block` bytes each, where `room` bytes are left for them and for pages."""
+    if not block:
+        return 0
+    return min(states.most - states.fewest, _rounded(int(SNAPSHOT_SHARE * room) // block))
+
+
+def with_num_pages(
+    form: CacheConfig, num_pages: int, max_model_len: int, states: StateDemand = NO_STATES
+) -> CacheConfig:
+    """The cache with this number of blocks in its first pool, and in the others as many as `size_cache` chooses.
+
+    Snapshots of states have at most `SNAPSHOT_SHARE` of the bytes of pages in addition.
+    """
     usual = _usual_blocks(form, max_model_len)
-    return replace(form, num_blocks=tuple(-(-num_pages * number // usual[0]) for number in usual))
+    cache = replace(form, num_blocks=tuple(-(-num_pages * number // usual[0]) for number in usual))
+    span = LayerSpan(0, len(states.layers), len(states.layers))
+    snapshots = _num_snapshots(states, stage_bytes(cache, span), states.block_bytes(span)) if states.layers else 0
+    return replace(cache, num_states=states.fewest + snapshots)
 
 
 def _usual_blocks(form: CacheConfig, max_model_len: int) -> tuple[int, ...]:
@@ -203,16 +241,16 @@ def _rounded(number: int) -> int:
     return number // step * step
 
 
-def allocate_cache(cache: CacheConfig, mesh: Mesh) -> PagePools:
-    """Allocate the pages. Attention reads only written slots, so their values have no meaning."""
-    shapes = cache_shape(cache)
-    sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
+def allocate_caches(config: ExecutorConfig, model: ModelConfig, mesh: Mesh) -> Caches:
+    """Allocate the pages and the states of a stage. Only what was written is read, so their values have no meaning."""
+    shapes = caches_shape(config, model)
+    sharding = jax.tree.map(lambda spec: NamedSharding(mesh, spec), caches_spec(config, model))
     if mesh.devices.flat[0].platform == "cpu":
-        untouched_pages: PagePools = jax.tree.map(untouched, shapes, sharding)
-        return untouched_pages
+        untouched_caches: Caches = jax.tree.map(untouched, shapes, sharding)
+        return untouched_caches
     create = jax.jit(lambda: jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype), shapes), out_shardings=sharding)
-    pages: PagePools = create()
-    return pages
+    caches: Caches = create()
+    return caches
 
 
 def allocate_zeros[T](shapes: T, mesh: Mesh) -> T:
@@ -232,7 +270,8 @@ def workspace_bytes(
 
     It includes one layer's float32 activations, the history of all rows, and the full sampler's copies of the device's
     logits: original and changed ones, counts of tokens, and the ordered ones of a draw. With experts it includes copies
-    of each token for each of its experts, and a copy of the weights of one expert.
+    of each token for each of its experts, and a copy of the weights of one expert; with states those of all rows in one
+    layer, before and after.
     """
     embed, experts, width = model.embed_dim, model.experts, 3 * model.active_mlp_dim
     if experts is not None:
@@ -241,4 +280,5 @@ def workspace_bytes(
     if experts is not None:
         activations += 4 * 3 * embed * model.mlp_dim // shards
     logits = 4 * sampler_width(num_rows + num_drafts) * padded_vocab(model, shards) // shards
-    return activations + 10 * logits + 4 * num_rows * max_model_len
+    states = 3 * num_rows * max(layer_bytes(model, "float32")) // shards
+    return activations + states + 10 * logits + 4 * num_rows * max_model_len

@@ -123,10 +123,10 @@ class JaxExecutor:
         self.launch_seconds = measured.usual()
         self._longest_seconds = measured.longest(context_factor(model, config.max_model_len))
         self._idle.rest()
-        pages = [stage.state.pages for stage in self.stages]
+        caches = [stage.state.caches for stage in self.stages]
         self._populating: Populating | None = None
         if self._shapes.platform == "cpu":
-            self._populating = Populating(jax.tree.leaves(pages), lambda: self._num_in_flight == 0)
+            self._populating = Populating(jax.tree.leaves(caches), lambda: self._num_in_flight == 0)
         self.stats.compiles = sum(len(each) for each in programs)
         self._num_before = self._counter.count  # before the first plan
 

@@ -18,8 +18,9 @@ from jaxtyping import Array, Float, Int
 from orca_jax.cache_spec import LayerGroup, pages_in_one, pool_shape
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import sampler_width
-from orca_jax.exec.cache import PagePools, cache_spec, group_shape
+from orca_jax.exec.cache import cache_spec, group_shape
 from orca_jax.exec.pack import Batch, Layout
+from orca_jax.exec.states import CacheAccess, Caches, PagePools
 from orca_jax.kernels.kv_pages import KVPages, like, viewed
 from orca_jax.kernels.ragged_attention import (
     NO_WINDOW,
@@ -30,7 +31,6 @@ from orca_jax.kernels.ragged_attention import (
     prepare,
     write_and_attend,
 )
-from orca_jax.model.block import AttentionOnly
 from orca_jax.model.lora.launch import Adapters
 from orca_jax.model.lora.stacks import groups_of, stack_names
 from orca_jax.model.mixers.base import Attend
@@ -41,15 +41,15 @@ Weights = Sequence[jax.Array]
 
 
 Forward = Callable[
-    [Weights, PagePools, jax.Array | None, jax.Array | None, jax.Array], tuple[PagePools, jax.Array | None, jax.Array]
+    [Weights, Caches, jax.Array | None, jax.Array | None, jax.Array], tuple[Caches, jax.Array | None, jax.Array]
 ]
-"""Pages and history stay on the device between iterations, donated from one to the next."""
+"""Caches and history stay on the device between iterations, donated from one to the next."""
 
 
 def make_forward(
     structure: Callable[[Weights], Decoder], model: ModelConfig, config: ExecutorConfig, layout: Layout, mesh: Mesh
 ) -> Forward:
-    """The program of one bucket: `(weights, pages, history, inputs, vector) -> (pages, history, hidden)`.
+    """The program of one bucket: `(weights, caches, history, inputs, vector) -> (caches, history, hidden)`.
 
     `hidden [B, E]` has the vectors of the kept tokens, padded to the width of the largest sampler. `history [R, L]` has
     the ids of each row's context by position, up to the last processed one. `inputs` is `last_token [R]`.
@@ -62,22 +62,22 @@ def make_forward(
         model: the model of the decoder.
         config: cache and attention.
         layout: the layout of `vector`.
-        mesh: the mesh of weights and pages.
+        mesh: the mesh of weights and caches.
     """
     layers = make_layers(structure, model, config, mesh)
 
     def forward(
-        weights: Weights, pages: PagePools, history: jax.Array | None, inputs: jax.Array | None, vector: jax.Array
-    ) -> tuple[PagePools, jax.Array | None, Float[Array, "B E"]]:
+        weights: Weights, caches: Caches, history: jax.Array | None, inputs: jax.Array | None, vector: jax.Array
+    ) -> tuple[Caches, jax.Array | None, Float[Array, "B E"]]:
         batch = layout.unpack(vector)
         is_first = inputs is None or inputs.ndim == 1
         ids = first_ids(batch, inputs) if is_first and inputs is not None else batch.ids
-        pages, history, hidden = layers(weights, pages, history, batch, ids, None if is_first else inputs)
+        caches, history, hidden = layers(weights, caches, history, batch, ids, None if is_first else inputs)
         if history is not None:
             hidden = jnp.pad(
                 hidden, ((0, sampler_width(config.num_rows + config.num_drafts) - layout.num_kept), (0, 0))
             )
-        return pages, history, hidden
+        return caches, history, hidden
 
     return forward
 
@@ -88,10 +88,10 @@ def first_ids(batch: Batch, last_token: Int[Array, " R"]) -> Int[Array, " T"]:
 
 
 Layers = Callable[
-    [Weights, PagePools, jax.Array | None, Batch, jax.Array, jax.Array | None],
-    tuple[PagePools, jax.Array | None, jax.Array],
+    [Weights, Caches, jax.Array | None, Batch, jax.Array, jax.Array | None],
+    tuple[Caches, jax.Array | None, jax.Array],
 ]
-"""The layers of a stage: `(weights, pages, history, batch, ids [T], inputs [T, E]) -> (pages, history, hidden)`.
+"""The layers of a stage: `(weights, caches, history, batch, ids [T], inputs [T, E]) -> (caches, history, hidden)`.
 
 `inputs` is the result of the stage before, in all stages after the first one. Only the last stage has a history, and
 returns the hidden vectors of the kept tokens alone.
@@ -108,25 +108,26 @@ def make_layers(
 
     def layers(
         weights: Weights,
-        pages: PagePools,
+        caches: Caches,
         history: jax.Array | None,
         batch: Batch,
         ids: Int[Array, " T"],
         inputs: Float[Array, "T E"] | None,
-    ) -> tuple[PagePools, jax.Array | None, Float[Array, "K E"]]:
+    ) -> tuple[Caches, jax.Array | None, Float[Array, "K E"]]:
         keep = None
         if history is not None:
             history = history.at[batch.token_row, batch.positions].set(ids, mode="drop")
             keep = batch.kept_token
-        mixing = AttentionOnly(_make_attend(batch, model, config, mesh))
+        attend = _make_attend(batch, model, config, mesh)
+        mixing = CacheAccess(attend, model, mesh, batch.states, config.cache.num_states)
         options: dict[str, Any] = {"keep": keep}
         if batch.slot is not None:
             groups, names = groups_of(model), stack_names(model)
             weights, stacks = weights[: -len(names)], dict(zip(names, weights[-len(names) :], strict=True))
             options["adapters"] = Adapters(stacks, groups, batch.slot, mesh, keep)
         decoder, inputs = structure(weights), ids if inputs is None else inputs
-        hidden, pages = decoder.run_layers(inputs, batch.positions, mixing, pages, **options)
-        return pages, history, hidden
+        hidden, caches = decoder.run_layers(inputs, batch.positions, mixing, caches, **options)
+        return caches, history, hidden
 
     return layers
 
@@ -135,7 +136,8 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
     name, groups = config.attention_implementation, config.cache.groups
     scores = Scores(model.score_scale, soft_cap=model.attention_soft_cap)
-    windows = [kind.window for kind in model.layer_kinds]
+    paged = [layer for layer in model.layer_caches if layer is not None]
+    windows = [(layer or paged[0]).window for layer in model.layer_caches] if paged else []
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
     everywhere, spec = PartitionSpec(), cache_spec(config.cache)
@@ -182,7 +184,8 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         group, index, prepared = of_layer(layer)
         with jax.named_scope("attention"):
             out, new = split(group)(index, own, prepared, q, k, v, pages[group.pool])
-        if isinstance(layer, int) and len(groups) > 1 and device.platform == "cpu":
+        has_several = isinstance(layer, int) and len(groups) > 1
+        if (has_several or len(model.mixers) > 1) and device.platform == "cpu":
             # XLA for CPUs copies the pages for each layer of one body, unless a layer ends before the next one writes.
             out, new = jax.lax.optimization_barrier((out, new))
         return out, (*pages[: group.pool], new, *pages[group.pool + 1 :])
@@ -203,10 +206,14 @@ def _prepared_by_layer(
         for group, each in zip(groups, batch.requests, strict=True)
     ]
     own = [prepare_group(*each) for each in zip(groups, requests, strict=True)]
-    if len(groups) == 1:
-        return lambda layer: (groups[0], jnp.int32(layer), own[0])
     places = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
-    group_of, index_of = (jnp.asarray([places[layer][part] for layer in sorted(places)], jnp.int32) for part in (0, 1))
+    if len(groups) == 1 and groups[0].layers == tuple(range(len(places))):
+        return lambda layer: (groups[0], jnp.int32(layer), own[0])
+    # Layers without pages have a place too, which is not used.
+    every = range(max(places, default=-1) + 1)
+    group_of, index_of = (
+        jnp.asarray([places.get(layer, (0, 0))[part] for layer in every], jnp.int32) for part in (0, 1)
+    )
     is_uniform = len({(group.shape, group.pool) for group in groups}) == 1
     width = max(each.page_table.shape[1] for each in requests)
     wide = [

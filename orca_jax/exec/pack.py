@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from orca_jax.exec.buckets import Segment, sampler_width
 from orca_jax.exec.rows import RowTable
 from orca_jax.kernels.ragged_attention import RowArrays
+from orca_jax.kernels.state_rows import StateRows
 from orca_jax.step import Member
 
 
@@ -71,6 +72,7 @@ class Batch(NamedTuple):
     requests: tuple[RowArrays, ...]  # blocks of each group of layers
     kept_token: Int[Array, " K"]  # tokens whose hidden vectors go to the sampler
     slot: Int[Array, " T"] | None = None  # of each token's adapter; None if no token has one
+    states: StateRows | None = None  # None for models without states
 
 
 class GroupTables(NamedTuple):
@@ -103,6 +105,7 @@ class Layout:
         num_drafts: most proposed tokens of a launch.
         windows: the windows of each group of layers, equal ones side by side.
         page_size: S, for windows.
+        has_states: requests have blocks of states.
     """
 
     num_tokens: int
@@ -112,6 +115,7 @@ class Layout:
     num_drafts: int = 0
     windows: tuple[int | None, ...] = (None,)
     page_size: int = 1
+    has_states: bool = False
 
     @property
     def num_kept(self) -> int:
@@ -138,7 +142,8 @@ class Layout:
         """The arrays in their order."""
         names = ("ids", "on_device", "token_row", "positions", *(("slot",) if self.has_slots else ()))
         per_token = dict.fromkeys(names, (self.num_tokens,))
-        per_row = dict.fromkeys(("query_start", "query_len", "context_len"), (self.num_rows,))
+        rows = ("query_start", "query_len", "context_len", *(("source", "target") if self.has_states else ()))
+        per_row = dict.fromkeys(rows, (self.num_rows,))
         others: dict[str, tuple[int, ...]] = {}
         for each in self.tables:
             if each.window is not None:
@@ -189,13 +194,17 @@ class Layout:
         out = self.vector.unpack(vector)
         out["on_device"] = out["on_device"] != 0
         start, size, context = (out.pop(name) for name in ("query_start", "query_len", "context_len"))
+        states = None
+        if self.has_states:
+            source, target = out.pop("source"), out.pop("target")
+            states = StateRows(start, size, jnp.maximum(source, 0), target, source < 0)
         requests: list[RowArrays] = []
         for each in self.tables:
             table = out.pop(each.name)
             length = context if each.window is None else context - self.page_size * out.pop(each.first_page)
             parts = [table] if each.num_groups == 1 else [table[index] for index in range(each.num_groups)]
             requests += [RowArrays(part, start, size, length) for part in parts]
-        return Batch(requests=tuple(requests), **out)
+        return Batch(requests=tuple(requests), states=states, **out)
 
 
 class PooledTokens(NamedTuple):
@@ -254,6 +263,8 @@ def pack(
     # Requests.
     view["query_start"][:used], view["query_len"][:used], view["context_len"][:used] = start, count, first + count
     layout.write_blocks(view, rows.blocks, row, first)
+    if layout.has_states:
+        view["source"][:used], view["target"][:used] = _states(members, segments)
 
     # Kept tokens.
     indices, owners, targets = _kept(members, segments, start.tolist())
@@ -267,6 +278,17 @@ def pack(
     if any([members[index].pools for index, _, _ in segments]):
         kept = kept._replace(pooled=_keep_pooled(members, segments, start.tolist(), view["kept_token"], len(indices)))
     return vector, kept
+
+
+def _states(members: Sequence[Member], segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+    """The blocks of states that segments read and write. A member that is cut reads again what it wrote."""
+    sources, targets = [], []
+    for index, offset, _ in segments:
+        move = members[index].state
+        assert move is not None, "the members of a model with states have blocks of states"
+        sources.append(move.target if offset else move.source)
+        targets.append(move.target)
+    return sources, targets
 
 
 def _keep_pooled(

@@ -14,7 +14,7 @@ _CONTEXT = 256  # tokens of each running request, if it may have as many
 def probe(layout: Layout, config: ExecutorConfig) -> NDArray[np.int32]:
     """The vector of a launch with one token for each of many running requests, and a part of a prompt in the rest.
 
-    Its keys and values go to pages without a request, and nothing else is written: no token has a row.
+    Its keys, values and states go to blocks without a request, and nothing else is written: no token has a row.
     """
     size, context = layout.num_tokens, min(_CONTEXT, config.max_model_len)
     running = size if size <= config.num_rows else config.num_rows - 1
@@ -31,4 +31,6 @@ def probe(layout: Layout, config: ExecutorConfig) -> NDArray[np.int32]:
     shape = len(layout.windows), used, layout.num_pages
     blocks = np.arange(math.prod(shape), dtype=np.int32).reshape(shape) % min(config.cache.num_blocks)
     layout.write_blocks(view, blocks, np.arange(used, dtype=np.int32), contexts - lengths)
+    if layout.has_states:
+        view["source"][:used] = view["target"][:used] = np.arange(used)
     return vector

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from orca_jax.cache_spec import LayerGroup, of_stage
 from orca_jax.config import ExecutorConfig
 from orca_jax.exec.buckets import sampler_width, sampler_widths
-from orca_jax.exec.cache import PagePools, allocate_cache, allocate_zeros, cache_shape, cache_spec
+from orca_jax.exec.cache import allocate_caches, allocate_zeros, caches_shape, caches_spec
 from orca_jax.exec.compile import compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.pack import Layout
@@ -27,6 +27,7 @@ from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
 from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler, plain_kinds
+from orca_jax.exec.states import Caches
 from orca_jax.kernels.kv_pages import KVPages, copy_blocks
 from orca_jax.model.lora.stacks import Stacks, stack_specs, value_specs, write_slot
 from orca_jax.model.stages import of_span
@@ -43,7 +44,7 @@ launches with adapters."""
 class DeviceState(NamedTuple):
     """Arrays staying on the device between iterations, donated from program to program."""
 
-    pages: PagePools  # of the layers of a stage
+    caches: Caches  # of the layers of a stage
     history: jax.Array | None  # [R, L] ids of each row's context by position, for penalties; only of the last stage
     last_token: jax.Array | None  # [R]; only of the last stage
 
@@ -90,6 +91,7 @@ class Programs:
             num_drafts=config.num_drafts,
             windows=tuple(group.window for group in groups),
             page_size=config.cache.page_size,
+            has_states=config.cache.num_states > 0,
         )
         self.layouts = {size: replace(layout, num_tokens=size) for size in config.buckets}
         self.adapted_layouts: dict[int, Layout] = {}
@@ -163,25 +165,26 @@ class Programs:
         if self._stacks:
             lower["write_slot", 0] = self._lower_write
         if config.copies_blocks:
-            lower |= {("copy_blocks", pool): partial(self._lower_copy, pool, state) for pool in range(len(state.pages))}
+            pools = range(len(state.caches.pages))
+            lower |= {("copy_blocks", pool): partial(self._lower_copy, pool, state) for pool in pools}
         return lower
 
     def _state(self) -> DeviceState:
         """The shapes of the state."""
         config = self._config
-        shape, spec = cache_shape(config.cache), cache_spec(config.cache)
-        pages: PagePools = jax.tree.map(lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec)
+        shape, spec = caches_shape(config, self._model), caches_spec(config, self._model)
+        caches: Caches = jax.tree.map(lambda x, spec: _sharded(x, NamedSharding(self._mesh, spec)), shape, spec)
         if not self.is_last:
-            return DeviceState(pages, None, None)
+            return DeviceState(caches, None, None)
         sizes = (config.num_rows, config.max_model_len), (config.num_rows,)
         history, last_token = (cast(jax.Array, self._abstract(size)) for size in sizes)
-        return DeviceState(pages, history, last_token)
+        return DeviceState(caches, history, last_token)
 
     def allocate_state(self) -> DeviceState:
         """The state before the first launch, without waiting for the devices."""
-        pages = allocate_cache(self._config.cache, self._mesh)
+        caches = allocate_caches(self._config, self._model, self._mesh)
         others = self._state()[1:]
-        return DeviceState(pages, *(allocate_zeros(others, self._mesh) if self.is_last else others))
+        return DeviceState(caches, *(allocate_zeros(others, self._mesh) if self.is_last else others))
 
     @property
     def stack_names(self) -> Sequence[str]:
@@ -227,7 +230,7 @@ class Programs:
         return program.lower(self._stacks, self._abstract((1,)), values)
 
     def _lower_copy(self, pool: int, state: DeviceState) -> jax.stages.Lowered:
-        num_blocks, pages = self._config.cache.num_blocks[pool], state.pages[pool]
+        num_blocks, pages = self._config.cache.num_blocks[pool], state.caches.pages[pool]
 
         def copied(pages: KVPages, blocks: jax.Array) -> KVPages:
             return copy_blocks(pages, blocks, num_blocks)
@@ -242,12 +245,12 @@ class Programs:
         program = jax.jit(
             self._named(make_forward(self._structure, self._model, self._config, layout, self._mesh)),
             donate_argnums=(1, 2, 3) if is_between else (1, 2),
-            out_shardings=(self._sharding_of(state.pages), self._replicated, self._replicated),
+            out_shardings=(self._sharding_of(state.caches), self._replicated, self._replicated),
         )
         shape = layout.num_tokens, self._model.embed_dim
         hidden = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self._replicated)
         inputs = state.last_token if self.is_first else hidden
-        return program.lower(weights, state.pages, state.history, inputs, self._abstract((layout.size,)))
+        return program.lower(weights, state.caches, state.history, inputs, self._abstract((layout.size,)))
 
     def _lower_sampler(self, name: Kind | Literal["full"], width: int, state: DeviceState) -> jax.stages.Lowered:
         make = make_full_sampler if name == "full" else partial(make_plain_sampler, kind=name)
@@ -267,8 +270,8 @@ class Programs:
         function.__name__ += self._suffix
         return function
 
-    def _sharding_of[T](self, pages: T) -> T:
-        shardings: T = jax.tree.map(lambda pool: pool.sharding, pages)
+    def _sharding_of[T](self, pools: T) -> T:
+        shardings: T = jax.tree.map(lambda pool: pool.sharding, pools)
         return shardings
 
     def _abstract(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:

@@ -147,8 +147,8 @@ class Stage:
         state = self.state
         inputs = state.last_token if hidden is None else hidden
         name, weights = ("adapted", self._with_adapters()) if is_adapted else ("layers", self._weights)
-        pages, history, result = self.programs[name, bucket](weights, state.pages, state.history, inputs, vector)
-        self.state = DeviceState(pages, history, state.last_token)
+        caches, history, result = self.programs[name, bucket](weights, state.caches, state.history, inputs, vector)
+        self.state = DeviceState(caches, history, state.last_token)
         out: jax.Array = result
         return out
 
@@ -170,8 +170,9 @@ class Stage:
         self._adapters = self.programs["write_slot", 0](self._adapters, np.array([slot], np.int32), own)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Start to copy blocks of the cache, after the launches submitted so far. No target is a source."""
-        pages = list(self.state.pages)
+        """Start to copy blocks of pages, after the launches submitted so far. No target is a source."""
+        caches = self.state.caches
+        pages = list(caches.pages)
         for pool in range(len(pages)):
             pairs = [(each.source, each.target) for each in copies if self.shapes.groups[each.group].pool == pool]
             width = self.shapes.num_copies(pool)
@@ -179,7 +180,7 @@ class Stage:
                 part = pairs[first : first + width]
                 part += part[-1:] * (width - len(part))  # the same copy again changes nothing
                 pages[pool] = self.programs["copy_blocks", pool](pages[pool], np.array(part, np.int32))
-        self.state = self.state._replace(pages=tuple(pages))
+        self.state = self.state._replace(caches=caches._replace(pages=tuple(pages)))
 
     def put_weight(self, index: int, value: jax.Array) -> None:
         """Replace parameter `index` of the flat weights, and free the old one. No program may be running."""

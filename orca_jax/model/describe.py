@@ -91,7 +91,7 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     """
     kind = hf.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        served = ", ".join(sorted(name for name, family in FAMILIES.items() if not family.has_states))
+        served = ", ".join(sorted(FAMILIES))
         raise ConfigError(f"config.json: model_type {short(kind)} is not supported, only {served}", param="model")
     family = FAMILIES[kind]
     hf, quantization = take_quantization(hf)
@@ -99,21 +99,6 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     config = dataclasses.replace(family.config_from_hf(resolve_aliases(hf, family)), quantization=quantization)
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
-
-
-def check_served(config: ModelConfig) -> None:
-    """Refuse a model whose layers the engine cannot run.
-
-    Raises:
-        ConfigError: `param` is "model".
-    """
-    states = [mixer for mixer in config.mixers if mixer != "attention"]
-    if states:
-        message = (
-            f"{config.family} is not served yet: layers with states ({', '.join(states)}) are not part of the engine; "
-            "use a model of a family in docs/models.md"
-        )
-        raise ConfigError(message, param="model")
 
 
 def _config_of(hf: dict[str, Any], decoder: str | None) -> ModelConfig:

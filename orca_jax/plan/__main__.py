@@ -124,14 +124,13 @@ def _main(argv: Sequence[str] | None) -> int:
 def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Print the table and the choice. Returns the JSON object, and True if the model fits in some way."""
     from orca_jax.bundled import model_directory  # after the flags, so that help and errors come at once
-    from orca_jax.model.describe import check_served, read_model_config
+    from orca_jax.model.describe import read_model_config
 
     source = Path(args.model)
     if source.name == "config.json" and source.is_file():
         args.model = str(source.parent)
     directory = model_directory(args.model, args.revision, args.download_dir, needs_weights=False) or args.model
     model = read_model_config(directory)
-    check_served(model)
     _check(args, model)
     devices = this_machine() if args.devices == "cpu" else parse_devices(args.devices)
     # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no device.

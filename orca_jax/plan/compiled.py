@@ -72,6 +72,7 @@ def compiled_memory(model: str, devices: Devices, capacity: Capacity, demand: De
         "num_rows": capacity.num_rows,
         "max_model_len": capacity.max_model_len,
         "num_blocks": capacity.cache.num_blocks,
+        "num_states": capacity.cache.num_states,
         "dtype": demand.dtype,
         "quantization": demand.quantization,
         "kv_cache_dtype": demand.kv_cache_dtype,
@@ -100,7 +101,8 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
     model = replace(model, quantization=job["quantization"] or model.quantization)
     tokens = largest_launch(EngineConfig(max_num_seqs=job["max_num_seqs"]), "tpu")
     groups = form_groups(on_shards(model, job["tensor"]).layer_caches, job["max_model_len"], views=False)
-    cache = CacheConfig(groups, tuple(job["num_blocks"]), PAGE_SIZE, job["kv_cache_dtype"], "packed")
+    blocks, states = tuple(job["num_blocks"]), job["num_states"]
+    cache = CacheConfig(groups, blocks, PAGE_SIZE, job["kv_cache_dtype"], "packed", states)
     config = ExecutorConfig(
         dtype=job["dtype"],
         tensor_parallel_size=job["tensor"],

@@ -8,11 +8,12 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 from orca_jax.assembly.budget import largest_launch
-from orca_jax.assembly.resolve import PAGE_SIZE, can_view, longest_member, page_layout
+from orca_jax.assembly.resolve import PAGE_SIZE, can_view, longest_member, most_snapshots, page_layout
 from orca_jax.cache_spec import form_groups
 from orca_jax.config import CacheConfig, DType, EngineConfig, ModelConfig, PageDType, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, fewest_blocks, size_cache, stage_bytes, weight_bytes, workspace_bytes
+from orca_jax.exec.states import state_demand
 from orca_jax.model.load import abstract_decoder
 from orca_jax.model.sharding import TENSOR_AXIS, on_shards
 from orca_jax.model.stages import LayerSpan, spans
@@ -56,7 +57,7 @@ class StageMemory:
     span: LayerSpan
     weights: int
     workspace: int  # for programs, beside weights and cache
-    cache: int  # of the pages in use; 0 if the model does not fit
+    cache: int  # of pages and states; 0 if the model does not fit
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,18 @@ def _fit(
     groups = form_groups(model.layer_caches, length, views=can_view(kind.platform, demand.kv_cache_dtype))
     form = CacheConfig(groups, (), PAGE_SIZE, demand.kv_cache_dtype, page_layout(kind.platform))
     sizes = {"num_rows": num_rows, "max_model_len": length, "longest": longest_member(config, largest, length)}
+    states = state_demand(model, demand.dtype, num_rows, most_snapshots(config, length))
+    own, memory = [span for span, _ in parts], room * split.tensor
     try:
-        cache, shortage = size_cache(form, [span for span, _ in parts], memory=room * split.tensor, **sizes), 0
+        cache, shortage = size_cache(form, own, memory=memory, states=states, **sizes), 0
     except ConfigError:
-        cache = replace(form, num_blocks=fewest_blocks(form.groups, page_size=PAGE_SIZE, **sizes))
-        shortage = max(stage_bytes(cache, span) for span, _ in parts) // split.tensor - room
-        cache = replace(form, num_blocks=tuple(0 for _ in cache.num_blocks))
-    stages = [StageMemory(span, each, workspace, stage_bytes(cache, span) // split.tensor) for span, each in parts]
+        blocks = fewest_blocks(form.groups, page_size=PAGE_SIZE, **sizes)
+        cache = replace(form, num_blocks=blocks, num_states=states.fewest)
+        shortage = max(stage_bytes(cache, span, states) for span in own) // split.tensor - room
+        cache = replace(form, num_blocks=tuple(0 for _ in blocks))
+    stages = [
+        StageMemory(span, each, workspace, stage_bytes(cache, span, states) // split.tensor) for span, each in parts
+    ]
     return Capacity(split, tuple(stages), rows, length, context, cache, shortage)
 
 

@@ -72,6 +72,7 @@ def described(option: Option) -> dict[str, Any]:
         "kv_cache_tokens": memory.cache_tokens,
         "kv_cache_groups": [_described_group(group, memory) for group in memory.cache.groups],
         "request_layer_tokens": memory.request_layer_tokens,
+        "num_states": memory.cache.num_states,
         "stages": [
             {"layers": stage.span.size, "weights": stage.weights, "workspace": stage.workspace, "kv_cache": stage.cache}
             for stage in memory.stages

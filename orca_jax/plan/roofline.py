@@ -95,6 +95,8 @@ def stage_seconds(
     scores = 4 * model.num_heads * model.head_dim
     attention = 0.0
     for layer in held.layer_caches[span.start : span.stop]:
+        if layer is None:
+            continue
         slot = layer.shape.token_size * itemsize_of_pages
         of_memory, of_products = slot * work.read(layer.window) / bandwidth, scores * work.pairs(layer.window) / flops
         attention += max(of_memory, of_products) / split.tensor

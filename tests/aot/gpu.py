@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
-from orca_jax.exec.cache import cache_shape, cache_spec
+from orca_jax.exec.cache import caches_shape, caches_spec
 from orca_jax.exec.compile import Options, compiler_options
 from orca_jax.exec.layers import Weights, make_forward
 from orca_jax.exec.pack import Layout
@@ -207,10 +207,10 @@ def compile_step(
     here = NamedSharding(mesh, PartitionSpec())
     graph, state = unstacked_decoder(model, mesh)
     weights, tree = jax.tree.flatten(state)
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
-    pages = jax.tree.map(
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), caches_spec(config, model))
+    caches = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        cache_shape(cache),
+        caches_shape(config, model),
         shardings,
     )
 
@@ -226,6 +226,6 @@ def compile_step(
         out_shardings=(shardings, here, here),
     )
     with jax.set_mesh(mesh):
-        lowered = program.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
-    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
+        lowered = program.lower(weights, caches, array(rows, max_model_len), array(rows), array(layout.size))
+    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), caches.pages)
     return compile_and_read(lowered, shard.kv.shape, ptxas, options), _bytes(shard)

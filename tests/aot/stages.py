@@ -63,9 +63,11 @@ def compile_stage(
     state = programs._state()
     lowered = programs._lower_layers(tokens, state)
     compiled = compile_one(lowered, compiler_options("tpu", mesh.devices.flat[0].device_kind))
-    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), state.pages)
+    (shard,) = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), state.caches.pages
+    )
     stacked = [weight for weight in programs.weights if len(weight.shape) == 3]
-    return StageMemory(read(compiled, shard, stacked), _bytes(programs.weights), _bytes(jax.tree.leaves(state.pages)))
+    return StageMemory(read(compiled, shard, stacked), _bytes(programs.weights), _bytes(jax.tree.leaves(state.caches)))
 
 
 def _bytes(arrays: list[jax.ShapeDtypeStruct]) -> int:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.buckets import sampler_width
-from orca_jax.exec.cache import cache_shape, cache_spec
+from orca_jax.exec.cache import caches_shape, caches_spec
 from orca_jax.exec.compile import compile_one, compiler_options
 from orca_jax.exec.layers import make_forward
 from orca_jax.exec.pack import Layout
@@ -169,10 +169,10 @@ def compile_step(
     def structure(weights: list[jax.Array]) -> object:
         return nnx.merge(graph, jax.tree.unflatten(tree, weights))
 
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), cache_spec(cache))
-    pages = jax.tree.map(
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), caches_spec(config, model))
+    caches = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        cache_shape(cache),
+        caches_shape(config, model),
         shardings,
     )
 
@@ -184,9 +184,9 @@ def compile_step(
         donate_argnums=(1, 2),
         out_shardings=(shardings, here, here),
     )
-    lowered = forward.lower(weights, pages, array(rows, max_model_len), array(rows), array(layout.size))
-    kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages)) // chips
-    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), pages)
+    lowered = forward.lower(weights, caches, array(rows, max_model_len), array(rows), array(layout.size))
+    kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(caches)) // chips
+    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), caches.pages)
     program = compile_one(lowered, compiler_options("tpu", mesh.devices.flat[0].device_kind))
     # Only stacked matrices: vectors and the table of positions have the sizes of activations.
     return read(program, shard, [weight for weight in weights if len(weight.shape) == 3]), kv_bytes

@@ -57,6 +57,8 @@ MODELS = (
     dataclasses.replace(TOY_MODEL, decoder="file.py:Own"),
     dataclasses.replace(TOY_MODEL, experts=ExpertsConfig(4, 2)),
     dataclasses.replace(TOY_MODEL, quantization="int4"),
+    dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv", "attention"), num_layers=2),
+    dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv",)),
 )
 
 

@@ -242,7 +242,7 @@ def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache:
 
 def test_close_frees_the_cache(program_cache: str) -> None:
     executor = narrow_executor(program_cache)
-    pages = jax.tree.leaves(executor.stages[0].state.pages)
+    pages = jax.tree.leaves(executor.stages[0].state.caches)
     executor.close()
     assert all(pool.is_deleted() for pool in pages)
 

@@ -74,8 +74,8 @@ def executor_of(
 def poisoned(executor: JaxExecutor) -> JaxExecutor:
     """The executor, with NaN wherever nothing was written."""
     for stage in executor.stages:
-        pages = jax.tree.map(lambda x: jax.device_put(jnp.full_like(x, jnp.nan), x.sharding), stage.state.pages)
-        stage.state = stage.state._replace(pages=pages)
+        caches = jax.tree.map(lambda x: jax.device_put(jnp.full_like(x, jnp.nan), x.sharding), stage.state.caches)
+        stage.state = stage.state._replace(caches=caches)
     return executor
 
 

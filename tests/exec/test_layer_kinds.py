@@ -7,7 +7,7 @@ import pytest
 
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig
-from orca_jax.exec.cache import allocate_cache
+from orca_jax.exec.cache import allocate_caches
 from orca_jax.exec.layers import flatten_module, make_layers, window_of_layer
 from orca_jax.exec.pack import Batch
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays
@@ -43,7 +43,7 @@ def test_every_form_of_the_layers_is_the_same_model(name: str, form: str) -> Non
     length = jnp.array([tokens], jnp.int32)
     requests = RowArrays(jnp.arange(NUM_PAGES, dtype=jnp.int32)[None, ::-1], row[:1], length, length)
     batch = Batch(ids, row > 0, row, jnp.arange(tokens, dtype=jnp.int32), (requests,), row[:0])
-    _, _, hidden = layers(weights, allocate_cache(cache, mesh), None, batch, ids, None)
+    _, _, hidden = layers(weights, allocate_caches(config, model, mesh), None, batch, ids, None)
     ours = np.asarray(decoder.unembed(hidden))[:, : model.vocab_size]
     assert np.abs(ours - logits).max() <= 2e-5 * np.abs(logits).max()
 

@@ -10,7 +10,7 @@ import pytest
 
 from orca_jax.cache_spec import LayerCache, PageShape, form_groups, one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType, PageLayout
-from orca_jax.exec.cache import allocate_cache, cache_shape, stage_bytes, with_num_pages
+from orca_jax.exec.cache import allocate_caches, cache_shape, stage_bytes, with_num_pages
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.layers import make_layers
 from orca_jax.exec.pack import Layout
@@ -74,7 +74,8 @@ def test_pages_without_values_have_one_array(layout: PageLayout, dtype: PageDTyp
     assert sorted(group.pool for group in groups) == [0, 1]
     cache = CacheConfig(groups, (5, 5), 32, dtype, layout)
     mesh = tensor_mesh(jax.devices()[:2])
-    shapes, allocated = cache_shape(cache), allocate_cache(cache, mesh)
+    config = ExecutorConfig("float32", 2, (8,), 1, LENGTH, cache)
+    shapes, allocated = cache_shape(cache), allocate_caches(config, model, mesh).pages
     for group in groups:
         pages, array = shapes[group.pool], allocated[group.pool]
         assert jax.tree.map(lambda x: (x.shape, x.dtype), pages) == jax.tree.map(lambda x: (x.shape, x.dtype), array)
@@ -102,7 +103,7 @@ def test_attention_in_chunks_is_that_of_all_tokens(layout: PageLayout, views: bo
     mesh, config = tensor_mesh(jax.devices()[:1]), ExecutorConfig("float32", 1, (8,), 1, LENGTH, cache, "xla")
     windows = tuple(group.window for group in cache.groups)
     shapes = Layout(8, 1, LENGTH // PAGE_SIZE, windows=windows, page_size=PAGE_SIZE)
-    layers, pages = make_layers(structure, SHAPED, config, mesh), allocate_cache(cache, mesh)
+    layers, pages = make_layers(structure, SHAPED, config, mesh), allocate_caches(config, SHAPED, mesh)
     run = jax.jit(lambda pages, vector: layers([], pages, None, shapes.unpack(vector), jnp.zeros(8, jnp.int32), None))
     rows, taken = RowTable(1, LENGTH // PAGE_SIZE, len(cache.groups)), [0] * len(cache.num_blocks)
     blocks: list[list[int]] = []
@@ -129,7 +130,7 @@ def test_a_view_is_no_copy() -> None:
     mesh, config = tensor_mesh(jax.devices()[:1]), ExecutorConfig("float32", 1, (8,), 1, LENGTH, cache, "xla")
     windows = tuple(group.window for group in cache.groups)
     shapes = Layout(8, 1, LENGTH // PAGE_SIZE, windows=windows, page_size=PAGE_SIZE)
-    layers, pages = make_layers(structure, SHAPED, config, mesh), allocate_cache(cache, mesh)
+    layers, pages = make_layers(structure, SHAPED, config, mesh), allocate_caches(config, SHAPED, mesh)
     run = jax.jit(
         lambda pages, vector: layers([], pages, None, shapes.unpack(vector), jnp.zeros(8, jnp.int32), None)[::2],
         donate_argnums=0,

@@ -65,13 +65,13 @@ def page() -> str:
     families = [
         f"| `{family.name}` | {family.models} | `{family.architectures[0]}` | {_has_adapters(family)} |\n"
         for family in FAMILIES.values()
-        if not family.has_states
     ]
     return _HEAD + "".join(families) + _TESTED + "".join(_row(name) for name in NAMES)
 
 
 def _has_adapters(family: Family) -> str:
-    return "no" if any(name.startswith("num_experts") or "experts" in name for name in family.keys) else "yes"
+    without = any("experts" in name or name.startswith("conv_") for name in family.keys)
+    return "no" if without else "yes"
 
 
 def _row(name: str) -> str:

@@ -100,7 +100,6 @@ class Family:
         fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
         aliases: other names of keys.
         harmless: keys without effect on the logits of this family, beside those of `keys.HARMLESS`.
-        has_states: True if its models have layers with states, which the engine does not run yet.
     """
 
     name: str
@@ -114,4 +113,3 @@ class Family:
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()
-    has_states: bool = False

@@ -129,5 +129,4 @@ LFM3 = Family(
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
     aliases={"norm_eps": "rms_norm_eps"},
-    has_states=True,
 )

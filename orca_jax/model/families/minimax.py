@@ -84,5 +84,4 @@ MINIMAX = Family(
     ),
     aliases=mixtral.MIXTRAL.aliases,
     harmless=experts.HARMLESS | {"block_size"},  # the number of tokens in one product
-    has_states=True,
 )

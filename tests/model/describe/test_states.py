@@ -14,7 +14,6 @@ from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.sharding import check_divisible
 from orca_jax.model.stages import LayerSpan, of_span
-from orca_jax.plan.__main__ import main as plan
 from orca_jax.text.tokenizer import ByteTokenizer
 from tests.model.states.hybrids import write
 
@@ -87,26 +86,38 @@ def test_convolutions_are_shared_by_channels() -> None:
         check_divisible(config, 4)
 
 
-@pytest.mark.parametrize(("name", "mixer"), [("lfm3-0", "short_conv"), ("minimax-0", "linear_attention")])
-def test_models_with_states_are_not_served_yet(
-    name: str, mixer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+SPECULATION = SpeculativeConfig("ngram", 2)
+
+
+@pytest.mark.parametrize("name", ["lfm3-0"])
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"speculative_config": SPECULATION}, "cannot go back"), ({"enable_lora": True}, "attention in all layers")],
+)
+def test_what_states_cannot_do(name: str, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
     write(name, tmp_path)
-    family, problem = name.partition("-")[0], rf"is not served yet: layers with states \({mixer}\)"
-    model = read_model_config(tmp_path)
-    with pytest.raises(ConfigError, match=f"{family} {problem}") as caught:
-        quantised(EngineConfig(str(tmp_path)), model)
-    assert caught.value.param == "model"
+    model, (setting,) = read_model_config(tmp_path), settings
+    assert quantised(EngineConfig(str(tmp_path)), model) == model
+    with pytest.raises(ConfigError, match=f"{setting} does not cover {model.family}, .*{reason}") as caught:
+        quantised(EngineConfig(str(tmp_path), **settings), model)
+    assert caught.value.param == setting
+
+
+def test_a_draft_model_has_no_states(tmp_path: Path) -> None:
+    write("lfm3-0", tmp_path)
     draft = EngineConfig(speculative_config=SpeculativeConfig("draft_model", 2, model=str(tmp_path)))
-    with pytest.raises(ConfigError, match=f"draft model .*: {family} {problem}"):
-        describe_draft(draft, model, ByteTokenizer(), 32)
-    assert plan(["--model", str(tmp_path), "--devices", "cpu"]) == 2
-    assert f"{family} is not served yet" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"draft model .*: lfm3 keeps states, which cannot go back") as caught:
+        describe_draft(draft, read_model_config(tmp_path), ByteTokenizer(), 32)
+    assert caught.value.param == "speculative_config"
 
 
-def test_families_with_states_are_not_named_as_supported() -> None:
+def test_a_model_needs_a_layer_with_attention() -> None:
+    model = config_from_hf({**LFM3, "layer_types": ["conv"] * 24})
+    with pytest.raises(ConfigError, match="lfm3: a model needs a layer with attention, and all layers have short_conv"):
+        quantised(EngineConfig(), model)
+
+
+def test_families_with_states_are_named_as_supported() -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_hf({"model_type": "unknown"})
-    assert "llama" in caught.value.message
-    for name, family in FAMILIES.items():
-        assert (name in caught.value.message.split("only ")[1].split(", ")) == (not family.has_states)
+    assert caught.value.message.split("only ")[1].split(", ") == sorted(FAMILIES)

@@ -1,0 +1,135 @@
+"""Models with states through the engine: transformers' tokens and log probabilities, whatever happens to a request."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orca_jax.cache_spec import NO_BLOCK
+from orca_jax.config import SchedulerName
+from orca_jax.engine import Engine
+from orca_jax.exec import pack
+from orca_jax.exec.buckets import Segment
+from orca_jax.request import SamplingParams
+from orca_jax.step import Member, StateMove
+from tests.model.states.hybrids import NAMES, NEW, PROMPTS, RECORD, write
+from tests.project.source import ROOT
+from tests.test_same_tokens import SCHEDULERS, Job, make_engine, run_updates
+
+CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
+pytestmark = pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
+
+
+@cache
+def record(name: str) -> list[tuple[list[int], np.ndarray]]:
+    """The ids of each prompt and its answer, and the log probabilities after them."""
+    with np.load(ROOT / RECORD) as stored:
+        return [(stored[f"{name}/ids_{i}"].tolist(), stored[f"{name}/logprobs_{i}"]) for i in range(len(PROMPTS))]
+
+
+def jobs_of(name: str, steps: Sequence[int] = (0, 0, 0)) -> list[Job]:
+    params = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True, logprobs=0)
+    return [
+        Job(tuple(ids[:length]), params, step)
+        for (ids, _), length, step in zip(record(name), PROMPTS, steps, strict=True)
+    ]
+
+
+def difference(name: str, engine: Engine, steps: Sequence[int] = (0, 0, 0), *, same_tokens: bool = True) -> float:
+    """The largest difference of the log probabilities of generated tokens, up to the first other token."""
+    worst, answers = 0.0, run_updates(engine, jobs_of(name, steps))
+    for updates, (ids, lines), length in zip(answers, record(name), PROMPTS, strict=True):
+        tokens = [token for update in updates for token in update.new_ids]
+        found = [entry.logprob for update in updates for entry in update.logprobs]
+        assert len(tokens) == len(found) == NEW
+        assert tokens == ids[length:] or not same_tokens
+        equal = next((i for i, pair in enumerate(zip(tokens, ids[length:], strict=True)) if len({*pair}) > 1), NEW)
+        for token, logprob, line in zip(tokens[: equal + 1], found, lines[length - 1 :], strict=False):
+            worst = max(worst, abs(logprob - float(line[token])))
+    return worst
+
+
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def written(name: str, folder: Path) -> str:
+    write(name, folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "stages", "settings"),
+    [
+        ("lfm3-0", 2, 1, {}),
+        ("minimax-2", 1, 2, {}),
+        *(slow(name, 1, 1, {}) for name in NAMES),
+        *(slow(name, 2, 2, {}) for name in ("lfm3-2", "minimax-0")),
+        *(slow(name, 1, 1, {"overlap": False}) for name in ("lfm3-1", "minimax-1")),
+        *(slow(name, 1, 1, {"check_in_interval": 3}) for name in ("lfm3-1", "minimax-1")),
+        *(slow(name, 1, 1, {"page_size": 32}) for name in ("lfm3-3", "minimax-0")),
+        *(slow(name, 1, 1, {"cpu_products": "xla"}) for name in ("lfm3-3", "minimax-0")),
+        *(slow(name, 1, 1, {"enable_prefix_caching": False}) for name in ("lfm3-3", "minimax-0")),
+    ],
+)
+def test_chunks_and_snapshots(
+    name: str, devices: int, stages: int, settings: dict[str, Any], program_cache: str, tmp_path: Path
+) -> None:
+    """The second time, prompts are in the prefix cache up to their last token."""
+    options = {"max_num_batched_tokens": 8, "pipeline_parallel_size": stages, **settings}
+    for engine in make_engine(written(name, tmp_path), program_cache, devices, "chunked", **options):
+        assert difference(name, engine) <= CLOSE
+        assert difference(name, engine, (0, 3, 5)) <= CLOSE
+        reused = engine.pool.num_cache_hits
+        if "check_in_interval" in settings:  # pages of a window may have left before they got names
+            assert reused in (0, PROMPTS[0] - 1)
+        else:
+            assert reused == (0 if settings.get("enable_prefix_caching") is False else PROMPTS[0] - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("name", ["lfm3-0", "minimax-2"])
+def test_schedulers(name: str, scheduler: SchedulerName, program_cache: str, tmp_path: Path) -> None:
+    for engine in make_engine(written(name, tmp_path), program_cache, 1, scheduler):
+        assert difference(name, engine) <= CLOSE
+        assert difference(name, engine, (0, 2, 4)) <= CLOSE
+
+
+@pytest.mark.parametrize(("name", "num_pages"), [("minimax-0", 6)])
+def test_preemption(name: str, num_pages: int, program_cache: str, tmp_path: Path) -> None:
+    """The longest request needs all pages in the end, so that others lose theirs and begin again, or wait."""
+    options = {"num_pages": num_pages, "max_num_batched_tokens": 5}
+    for engine in make_engine(written(name, tmp_path), program_cache, 1, "chunked", **options):
+        assert difference(name, engine) <= CLOSE
+        assert difference(name, engine, (5, 0, 2)) <= CLOSE
+        assert engine.pool.num_preemptions > 0
+
+
+@pytest.mark.parametrize("broken", ["fresh", "another"])
+@pytest.mark.parametrize("name", ["lfm3-0", slow("minimax-2")])
+def test_states_that_are_not_restored_are_seen(
+    name: str, broken: str, program_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a hit of the prefix cache: zeros in place of the snapshot, or another request's state."""
+    states, has_broken = pack._states, False
+
+    def wrong(members: Sequence[Member], segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+        nonlocal has_broken
+        changed = list(members)
+        for index, member in enumerate(members):
+            move = member.state
+            if move is not None and member.start and member.sampling is not None:  # the first plan of a row
+                has_broken = True
+                source = NO_BLOCK if broken == "fresh" else move.target
+                changed[index] = member._replace(state=StateMove(source, move.target))
+        return states(changed, segments)
+
+    for engine in make_engine(written(name, tmp_path), program_cache, 1, "chunked"):
+        assert difference(name, engine) <= CLOSE
+        monkeypatch.setattr(pack, "_states", wrong)
+        assert difference(name, engine, same_tokens=False) > MUTATED
+        assert has_broken
