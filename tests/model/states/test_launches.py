@@ -40,7 +40,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def executor_of(name: str, form: str, shards: int, stages: int, directory: str, base: Path) -> JaxExecutor:
+def executor_of(
+    name: str, form: str, shards: int, stages: int, directory: str, base: Path, *, copies: bool = False
+) -> JaxExecutor:
     folder = base / name
     folder.mkdir(exist_ok=True)
     write(name, folder)
@@ -55,7 +57,7 @@ def executor_of(name: str, form: str, shards: int, stages: int, directory: str, 
     groups = form_groups(model.layer_caches, LENGTH)
     cache = CacheConfig(groups, (ROWS * len(groups) * 16,), PAGE_SIZE, "float32", num_states=NUM_STATES)
     config = ExecutorConfig("float32", shards, (4, 16), ROWS, LENGTH, cache, "xla", directory)
-    return JaxExecutor(models, model, replace(config, pipeline_parallel_size=stages))
+    return JaxExecutor(models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies))
 
 
 def poisoned(executor: JaxExecutor) -> JaxExecutor:
