@@ -65,7 +65,7 @@ def written(name: str, folder: Path) -> str:
     ("name", "devices", "stages", "settings"),
     [
         ("lfm3-0", 2, 1, {}),
-        ("minimax-2", 1, 2, {}),
+        slow("minimax-2", 1, 2, {}),
         *(slow(name, 1, 1, {}) for name in NAMES),
         *(slow(name, 2, 2, {}) for name in ("lfm3-2", "minimax-0")),
         *(slow(name, 1, 1, {"overlap": False}) for name in ("lfm3-1", "minimax-1")),

@@ -130,8 +130,8 @@ def slow(*values: object) -> Any:
 @pytest.mark.parametrize(
     ("name", "form", "shards", "stages"),
     [
-        ("lfm3-0", "switched", 2, 1),
-        ("minimax-2", "unrolled", 1, 2),
+        slow("lfm3-0", "switched", 2, 1),
+        slow("minimax-2", "unrolled", 1, 2),
         slow("minimax-0", "scanned", 2, 1),
         slow("lfm3-2", "scanned", 1, 1),
         *(slow(name, "switched", 1, 1) for name in NAMES),
