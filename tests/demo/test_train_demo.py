@@ -62,6 +62,7 @@ def test_rows(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (batch.weights[batch.segments == 0] == 0).all()
 
 
+@pytest.mark.slow
 def test_long_pieces_leave_room_for_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are too short for most pieces are filled all the same, and a long row takes the long ones."""
     monkeypatch.syspath_prepend(str(SCRIPTS))

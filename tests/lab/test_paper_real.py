@@ -113,6 +113,7 @@ def test_settings_of_systems() -> None:
         settings_of(parse_system("cells(4)"), config)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_a_small_figure_10_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "measured").mkdir()

@@ -37,7 +37,7 @@ from tests.exec.test_executor import PROMPT, make_executor, plan
 from tests.sampling import GREEDY
 from tests.serve.running import Server, running, wait_until
 
-MAX_FILES = 59
+MAX_FILES = 61
 MAX_FORMS = 18
 NUM_CALLS = 5  # only files of all calls count: a heartbeat falls into some of them
 PACKAGE = Path(orca_jax.__file__).parent
@@ -161,7 +161,7 @@ FORMS: dict[str, set[str]] = {
 }
 # Made for a call too, but without its prompt or its tokens.
 ABOUT_A_CALL = {
-    "Answer", "AskedForm", "BadLine", "Deadlines", "DeviceState", "DraftCounts", "EngineStats", "ExecutorStats",
+    "Answer", "AskedForm", "BadLine", "Caches", "Deadlines", "DeviceState", "DraftCounts", "EngineStats", "ExecutorStats",
     "HeadMajorPages", "Heartbeat", "PromptDetails", "Range", "RequestEnd", "RequestMetrics", "ResultReady", "Row",
     "ToyRow", "Urgency", "Usage", "VectorLayout", "VocabularyShards", "_Filters", "_SoftmaxState", "_ToyHandle",
 }  # fmt: skip

@@ -168,6 +168,7 @@ def test_the_bundled_one_is_small() -> None:
     assert (directory / PARAMS).is_dir() and "Kendall's tau" in (directory / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The length of an answer is the number of sevens in its prompt, and training on a log is enough to learn this."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
