@@ -161,9 +161,10 @@ FORMS: dict[str, set[str]] = {
 }
 # Made for a call too, but without its prompt or its tokens.
 ABOUT_A_CALL = {
-    "Answer", "AskedForm", "BadLine", "Caches", "Deadlines", "DeviceState", "DraftCounts", "EngineStats", "ExecutorStats",
-    "HeadMajorPages", "Heartbeat", "PromptDetails", "Range", "RequestEnd", "RequestMetrics", "ResultReady", "Row",
-    "ToyRow", "Urgency", "Usage", "VectorLayout", "VocabularyShards", "_Filters", "_SoftmaxState", "_ToyHandle",
+    "Answer", "AskedForm", "BadLine", "Caches", "Deadlines", "DeviceState", "DraftCounts", "EngineStats",
+    "ExecutorStats", "HeadMajorPages", "Heartbeat", "PromptDetails", "Range", "RequestEnd", "RequestMetrics",
+    "ResultReady", "Row", "ToyRow", "Urgency", "Usage", "VectorLayout", "VocabularyShards", "_Filters",
+    "_SoftmaxState", "_ToyHandle",
 }  # fmt: skip
 
 
