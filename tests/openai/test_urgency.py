@@ -96,7 +96,7 @@ def test_the_urgent_one_is_served_first() -> None:
     ended: list[str] = []
 
     def ask(server: Server, name: str, priority: int) -> None:
-        assert server.complete("x", max_tokens=3, ignore_eos=True, priority=priority).status_code == 200
+        assert server.complete("x", max_tokens=300, ignore_eos=True, priority=priority).status_code == 200
         ended.append(name)
 
     flags = ("--scheduler", "chunked", "--scheduling-policy", "priority", "--max-num-seqs", "1")
