@@ -11,8 +11,7 @@ import pytest
 
 from scripts.judges.agent_table import AGENTS
 from tests.agents.checkpoint import ANSWER, CONTEXT, ENDLESS, LOOP, TITLE, Call, write_checkpoint
-from tests.fixtures.agents.recorded import filled
-from tests.project.source import ROOT
+from tests.fixtures.agents.recorded import recorded_turns
 from tests.serve.played import user
 from tests.serve.running import running
 
@@ -51,8 +50,7 @@ def test_the_model_says_what_its_last_token_decides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_second_turn_finds_the_prompt_of_the_first(name: str, tmp_path: Path) -> None:
-    file = ROOT / "tests" / "fixtures" / "agents" / f"{name.replace('-', '_')}.json"
-    recorded = filled(json.loads(file.read_text(encoding="utf-8")))
+    recorded = recorded_turns(name.replace("-", "_"))
     path, field, output = ROUTES.get(name, CHAT)
     call = AGENTS[name].call
     write_checkpoint(tmp_path, call)

@@ -186,7 +186,7 @@ def _choice(
 
 
 def _shown(name: str, names: Mapping[str, FunctionName]) -> str:
-    """The name that the model sees, of a function that is named with its namespace or without."""
+    """The name of a function for the model. The function is named with its namespace or without."""
     if name in names:
         return name
     found = [shown for shown, known in names.items() if known.name == name]

@@ -16,7 +16,7 @@ MAX_NESTING = 64
 class PreparedSchema(NamedTuple):
     """A schema of which a grammar enforces every keyword.
 
-    All values that match it match the given schema, too, apart from the keywords that were left out.
+    A value that matches it also matches the given schema, but for the keywords that were left out.
     """
 
     schema: dict[str, Any]

@@ -1,6 +1,5 @@
 """The calls of opencode 1.18.33, Qwen Code 0.24.4 and Open WebUI 0.12.4 in one tool turn: keys, types and lengths."""
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -8,9 +7,8 @@ import pytest
 
 from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
-from tests.fixtures.agents.recorded import filled
+from tests.fixtures.agents.recorded import recorded_turns
 from tests.openai.chats import deltas
-from tests.project.source import ROOT
 from tests.serve.played import READY, Stage, events, on_stage, saying
 
 LARGE = msgspec.structs.replace(READY, max_model_len=200_000, n_slots=200_000)
@@ -28,8 +26,7 @@ ARGUMENTS = '{"command": "cat note.txt"}'
     ],
 )
 def test_a_tool_turn(name: str, tool: str, shortest: int, tmp_path: Path) -> None:
-    file = ROOT / "tests" / "fixtures" / "agents" / f"{name}.json"
-    recorded = filled(json.loads(file.read_text(encoding="utf-8")))
+    recorded = recorded_turns(name)
     path = tmp_path / "template.jinja"
     path.write_text(TEMPLATE, encoding="utf-8")
 

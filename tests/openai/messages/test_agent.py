@@ -1,6 +1,5 @@
 """The calls of Claude Code 2.1.197 in one tool turn: recorded keys, types and lengths, with filler for all prose."""
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -8,12 +7,10 @@ import pytest
 
 from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
-from tests.fixtures.agents.recorded import filled
+from tests.fixtures.agents.recorded import recorded_turns
 from tests.openai.messages.talks import MESSAGES, Talk, talk
-from tests.project.source import ROOT
 from tests.serve.played import READY
 
-FILE = ROOT / "tests" / "fixtures" / "agents" / "claude_code.json"
 BETAS = "claude-code-20250219,interleaved-thinking-2025-05-14,mid-conversation-system-2026-04-07"
 LARGE = msgspec.structs.replace(READY, max_model_len=200_000, n_slots=200_000)
 # Without a place for later system messages, and with one.
@@ -29,7 +26,7 @@ REST = """
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_second_turn_finds_the_prompt_of_the_first(name: str, tmp_path: Path) -> None:
-    recorded = filled(json.loads(FILE.read_text(encoding="utf-8")))
+    recorded = recorded_turns("claude_code")
     path = tmp_path / "template.jinja"
     path.write_text(TEMPLATES[name] + REST, encoding="utf-8")
 

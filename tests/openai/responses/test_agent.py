@@ -1,18 +1,15 @@
 """The calls of Codex 0.169.0 in one tool turn: recorded keys, types and lengths, with filler for all prose."""
 
-import json
 from pathlib import Path
 
 import msgspec
 
 from orca_jax.config import EngineConfig
 from orca_jax.server_config import ServerConfig
-from tests.fixtures.agents.recorded import filled
+from tests.fixtures.agents.recorded import recorded_turns
 from tests.openai.responses.played import events_of
-from tests.project.source import ROOT
 from tests.serve.played import READY, Stage, on_stage, saying
 
-FILE = ROOT / "tests" / "fixtures" / "agents" / "codex.json"
 LARGE = msgspec.structs.replace(READY, max_model_len=200_000, n_slots=200_000)
 TEMPLATE = """{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}
 {%- if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}<assistant>"""
@@ -20,7 +17,7 @@ CALL = '<tool_call>{"name": "exec_command", "arguments": {"cmd": "echo x"}}</too
 
 
 def test_a_tool_turn_of_codex(tmp_path: Path) -> None:
-    recorded = filled(json.loads(FILE.read_text(encoding="utf-8")))
+    recorded = recorded_turns("codex")
     path = tmp_path / "template.jinja"
     path.write_text(TEMPLATE, encoding="utf-8")
 
