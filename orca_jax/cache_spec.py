@@ -50,8 +50,8 @@ class LayerGroup(NamedTuple):
 
     Attributes:
         layers: indices in the model, ascending. The i-th one has page i of each block.
-        pages_per_block: at least the number of layers; the other pages are padding.
-        shape: of the pages.
+        pages_per_block: number of pages, at least that of layers; the other pages are padding.
+        shape: the shape of the pages.
         window: tokens that each token sees, itself included; None: all before it.
         pool: index of the pool that the blocks come from.
     """

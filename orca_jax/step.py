@@ -64,9 +64,9 @@ class Member(NamedTuple):
     token. They are the following ids, so there are `num_tokens` of them, or one fewer if the member samples.
 
     The last `num_drafts` of `ids` are proposals for the next ids (speculation). This member samples after its newest
-    token and after each proposal; it has neither targets nor constraints, and no id on the device. Its result has the
-    drawn ids up to the first one unlike the proposal for its position. So it has one id more than accepted proposals.
-    The keys and values of the other proposals have no meaning: a later plan starts before them.
+    token and after each proposal. Such a member has no targets, no constraint and no id on the device. Its result is
+    the accepted proposals and one more drawn id. The keys and values of the other proposals have no meaning: a later
+    plan starts before them.
     """
 
     request_id: str

@@ -132,7 +132,10 @@ def steady_throughput(ends: Sequence[float]) -> float:
 
 
 def arrivals_at(rate: float | None, count: int, seed: int) -> list[float]:
-    """Poisson arrivals, given that `count` of them come in `count / rate` seconds; all at once without a rate."""
+    """Draw `count` Poisson arrival times, scaled so that the next one would come at `count / rate` seconds.
+
+    They are zeros if `rate` is None.
+    """
     if rate is None:
         return [0.0] * count
     drawn = poisson(rate, count + 1, seed)

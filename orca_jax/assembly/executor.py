@@ -42,7 +42,7 @@ class PlacedModel:
     Attributes:
         weights: found, and not read.
         stages: all layers, in their order.
-        library: of products with packed matrices; None: the matrices are plain.
+        library: the library of products with packed matrices; None: the matrices are plain.
     """
 
     weights: Loading
@@ -56,7 +56,7 @@ class PlacedModel:
 
     @property
     def config(self) -> ModelConfig:
-        """The configuration as a mesh holds it: it may have more key/value heads than the model."""
+        """The model's configuration after sharding. Heads of keys and values are repeated if the devices are more."""
         config: ModelConfig = self.stages[0].shapes.config
         return config
 

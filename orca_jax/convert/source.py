@@ -34,7 +34,7 @@ class Conversion:
         copied: other files to copy, none of them config.json.
         model: the configuration, quantised as requested.
         dtype: type of the written weights.
-        load_format: of the weights in `source`.
+        load_format: the format of the weights in `source`.
     """
 
     source: Path

@@ -27,7 +27,7 @@ def bucket_for(buckets: Sequence[int], num_tokens: int) -> int:
 
 
 def sampler_width(num_draws: int) -> int:
-    """B of the largest samplers: a place for each draw of a launch, and enough to score a prompt in few launches."""
+    """Places of the largest samplers: one for each draw of a launch, and enough to score a prompt in few launches."""
     return max(num_draws, _MIN_LARGEST_WIDTH)
 
 

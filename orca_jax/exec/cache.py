@@ -160,7 +160,7 @@ def size_cache(
         num_rows: running requests.
         max_model_len: most tokens of a request.
         longest: most tokens of a request in one iteration.
-        states: of the model.
+        states: the blocks of states that the model needs.
 
     Raises:
         ConfigError: not even the fewest blocks fit.

@@ -211,7 +211,7 @@ class PooledTokens(NamedTuple):
     """Kept tokens of one member for the embedding of its request, at consecutive places among the hidden vectors."""
 
     member: int  # index in the plan
-    place: int  # of the first one
+    first_place: int  # index of the first token among the hidden vectors of the launch
     size: int
     position: int  # of the first one in its request
     is_last: bool  # True if the last token of the member is among them

@@ -64,11 +64,11 @@ class Programs:
         span: the layers of the stage.
         is_first, is_last: place of the stage in the pipeline.
         weights, unembedding: shapes of the flat parameters, the first arguments of the programs.
-        layouts: of each bucket.
-        adapted_layouts: of each bucket, for launches with adapters; empty without adapters.
-        widths: of the samplers, ascending.
-        full_widths: of the full samplers.
-        kinds: of plain samplers.
+        layouts: the layout of each bucket.
+        adapted_layouts: the layout of each bucket for launches with adapters; empty without adapters.
+        widths: rows of the samplers, ascending.
+        full_widths: rows of the full samplers.
+        kinds: the kinds of plain samplers.
         num_columns: V, the padded vocabulary.
     """
 

@@ -112,9 +112,9 @@ def _pool(plan: StepPlan, launch: Launch, sums: VectorSums) -> dict[int, tuple[b
     done = {}
     for tokens in launch.kept.pooled:
         member = plan.members[tokens.member]
-        vector: NDArray[np.floating] = hidden[tokens.place]
+        vector: NDArray[np.floating] = hidden[tokens.first_place]
         if member.pools != "last":
-            vectors = hidden[tokens.place : tokens.place + tokens.size]
+            vectors = hidden[tokens.first_place : tokens.first_place + tokens.size]
             vector = sums.add(member.row, tokens.position, vectors) / (tokens.position + tokens.size)
         if not tokens.is_last or member.pools == "sum":
             continue

@@ -42,9 +42,9 @@ def state_shapes(model: ModelConfig, num_states: int, dtype: DType) -> dict[Mixe
     """Shapes of the pools of a stage; no memory is allocated.
 
     Args:
-        model: of the stage.
-        num_states: blocks.
-        dtype: of activations, and of the states without a type of their own.
+        model: the configuration of the stage.
+        num_states: number of blocks.
+        dtype: the type of activations, and of states whose mixer names none.
     """
     return {
         mixer: tuple(
@@ -82,9 +82,9 @@ def state_demand(model: ModelConfig, dtype: DType, num_rows: int, num_snapshots:
 
     Args:
         model: all layers.
-        dtype: of activations.
+        dtype: the type of activations.
         num_rows: running requests.
-        num_snapshots: of a request of full length in the prefix cache; 0: there are none.
+        num_snapshots: snapshots of a request of full length in the prefix cache; 0: there are none.
     """
     if not model.has_states:
         return StateDemand()
@@ -107,10 +107,10 @@ class CacheAccess:
 
     Args:
         attend: attention of one layer over the pools of pages.
-        model: of the stage.
-        mesh: of the stage.
+        model: the configuration of the stage.
+        mesh: the mesh of the stage.
         rows: the requests, with their blocks of states; None for a model without states.
-        num_states: blocks.
+        num_states: number of blocks.
     """
 
     def __init__(

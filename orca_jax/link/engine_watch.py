@@ -28,7 +28,10 @@ class EngineWatch:
         self._live: LiveTimeline | None = None
 
     def turn(self, is_on: bool) -> None:
-        """Begin or end to send `Iterations`; if they are sent already, send only another `LiveStart`."""
+        """Start or stop sending `Iterations`.
+
+        If they are sent already, only send a `LiveStart` again, for the new viewer.
+        """
         if is_on:
             if self._live is None:
                 self._before = self._engine.observer

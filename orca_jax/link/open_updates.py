@@ -15,7 +15,7 @@ class OpenUpdates:
         send: sends a message to the engine.
 
     Attributes:
-        version: of the weights in use, as far as is known.
+        version: the version of the weights in use, as far as is known.
     """
 
     def __init__(self, send: Callable[[UpdateWeights | ReplaceWeights], None]) -> None:

@@ -76,7 +76,7 @@ class EngineThread:
 
 
 class Outbox:
-    """Joins updates of one request for a reader without interest in single tokens. `take` belongs to one thread."""
+    """Joins updates of one request for a reader that does not need single tokens. `take` belongs to one thread."""
 
     def __init__(self) -> None:
         self._watched: set[str] = set()

@@ -104,7 +104,7 @@ class Loading:
     """A model that can be loaded: its shapes are known before its weights are read.
 
     Attributes:
-        config: of the model. If the files contradict its `tied_embeddings`, it has the value of the files.
+        config: the configuration of the model, with the files' value of `tied_embeddings` if they contradict it.
     """
 
     config: ModelConfig

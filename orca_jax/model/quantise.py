@@ -45,7 +45,10 @@ class Quantised(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """The form of weights: of one kind, or plain if it is None; split over `shards` devices."""
+    """How weights are stored.
+
+    `kind` is the quantisation, None for none; `shards` is the number of devices that share a matrix.
+    """
 
     kind: Quantization | None = None
     shards: int = 1

@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
     Attributes:
         weight: the row of the family's table.
-        matrices: of the layers and experts in the parameter, in order; or a single one.
+        matrices: those of the layers and experts in the parameter, in order; or a single one.
         num_stacked: first axes of the parameter that number the matrices, such as 2 for layers and experts.
     """
 

@@ -105,7 +105,10 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int
 
 
 def _begun(member: Member, request: Request, pool: RequestPool) -> Member:
-    """The member with the sampling of a newcomer, and its blocks from the prefix cache among the new ones."""
+    """The member of a request's first iteration.
+
+    It carries the sampling parameters, and `new_blocks` also lists the blocks found in the prefix cache.
+    """
     params = request.params
     sampling = RowSampling(params, request.seed, len(request.prompt_ids), request.slot)
     if member.num_old_blocks:

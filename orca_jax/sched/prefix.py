@@ -46,9 +46,9 @@ class Page(NamedTuple):
     """The content of a page.
 
     Attributes:
-        digest: of its tokens and of all before them.
+        digest: the digest of its tokens and of all before them.
         parent: the digest of the page before it, or of salt and adapter.
-        ids: of its tokens, 4 bytes each.
+        ids: the ids of its tokens, 4 bytes each.
         roots: digests of the first pages that its content was computed from; wrong values spread along them.
         is_full: False for the last page of a prompt or a text.
     """
@@ -65,7 +65,7 @@ class Hit(NamedTuple):
 
     Attributes:
         num_tokens: tokens that need not be computed.
-        blocks: of full pages, by group; `NO_BLOCK` before a window.
+        blocks: blocks of full pages, by group; `NO_BLOCK` before a window.
         sources: a block of each group to copy, for the tokens after the full pages; () if there are none.
         state: the block of recurrent states after these tokens; `NO_BLOCK` if the model has none.
     """

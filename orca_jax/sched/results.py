@@ -50,7 +50,7 @@ def advance(request: Request, member: Member, result: MemberResult) -> None:
 
 
 def append(request: Request, result: MemberResult) -> None:
-    """Append the reported ids to a running request; any may end it, and later ones are dropped.
+    """Append drawn ids to a running request, up to the first one that ends it.
 
     An embedding ends a request.
     """

@@ -26,9 +26,9 @@ class Snapshot(NamedTuple):
     """The content of a kept state: all tokens before a position.
 
     Attributes:
-        digest: of these tokens.
+        digest: the digest of these tokens.
         parent: the digest of the full pages, or of salt and adapter before the first one.
-        ids: of the tokens after them, 4 bytes each; none at the end of a page.
+        ids: the ids of the tokens after them, 4 bytes each; none at the end of a page.
         roots: digests of the first pages that it was computed from, as those of a `Page` (`prefix.py`).
     """
 

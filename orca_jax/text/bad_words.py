@@ -25,7 +25,8 @@ def engine_params(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParam
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Return the ids of words, at the beginning of a text and after a blank, as in vLLM.
 
-    These are the encodings by the tokenizer; the same letters as other tokens are not forbidden.
+    A word is forbidden only as the tokens that the tokenizer gives for it. Other tokens that spell the same letters
+    stay allowed.
 
     Raises:
         RequestError: a word has no ids; `param` is "bad_words".

@@ -138,7 +138,7 @@ class EncodingThreads:
                 job.future.set_exception(_stuck(self.num_abandoned))
 
     def _serve(self) -> None:
-        """Run calls until none has come for a while; the main function of a thread, which begins as an idle one."""
+        """Run calls, and end after an idle period. This is the main function of a thread; a new one counts as idle."""
         while (job := self._take()) is not None:
             deliver = job.run()
             with self._news:

@@ -107,13 +107,14 @@ def documented(file: SourceFile) -> Iterator[Finding]:
 
 
 def arguments(file: SourceFile) -> Iterator[Finding]:
-    """The texts of all lines below "Args:", each from its first word on."""
+    """The texts of all lines below "Args:" and "Attributes:", each from its first word on."""
     for line, text in docstrings(file):
-        _, heading, rest = text.partition("Args:\n")
-        block = re.split(r"(?m)^(?=\S)", rest)[0] if heading else ""
-        for found in ARGUMENT.finditer(block):
-            before = len(text) - len(rest) + found.start()
-            yield line + text.count("\n", 0, before), block[found.end() :].partition("\n")[0]
+        for heading in re.finditer(r"(?m)^(Args|Attributes):\n", text):
+            rest = text[heading.end() :]
+            block = re.split(r"(?m)^(?=\S)", rest)[0]
+            for found in ARGUMENT.finditer(block):
+                before = len(text) - len(rest) + found.start()
+                yield line + text.count("\n", 0, before), block[found.end() :].partition("\n")[0]
 
 
 def num_knots(sentence: str) -> int:

@@ -17,7 +17,11 @@ WORDS = tuple(_VOCABULARY.split())
 
 @dataclass(frozen=True)
 class RequestForm:
-    """The form of requests to one server. Text has one word for `tokens_per_word` tokens, after `overhead` tokens."""
+    """The form of requests to one server.
+
+    A prompt of n tokens is sent as text of (n - overhead) / tokens_per_word words; `overhead` is the number of tokens
+    that the server's template adds.
+    """
 
     url: str
     path: str

@@ -39,7 +39,7 @@ class Weight:
     Attributes:
         key: name without the family's prefix. "{layer}" stands for the layer's number, and "{expert}" for the number of
             an expert; the tensors of all layers and experts are stacked into one parameter.
-        path: of the parameter in the decoder.
+        path: the path of the parameter in the decoder.
         transpose: True if the tensor is [out, in]; the parameter is [in, out].
         part: the columns of the parameter, if the tensor holds several ones.
         prefixed: False for a tensor outside the family's prefix.

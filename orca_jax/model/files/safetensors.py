@@ -19,7 +19,7 @@ class StoredTensor(NamedTuple):
     """A tensor of a file.
 
     Attributes:
-        dtype: in the words of safetensors.
+        dtype: the type by its name in safetensors.
         shape: rows first.
         begin: its first byte in the file.
     """

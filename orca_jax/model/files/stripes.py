@@ -36,7 +36,7 @@ class TensorRows(Protocol):
         key: name of the tensor.
         num_rows: rows of the matrix.
         num_columns: columns of the matrix.
-        dtype: of its values.
+        dtype: the type of its values.
         row_bytes: bytes of a row in the file.
         order: sorts matrices by their places in the files.
     """

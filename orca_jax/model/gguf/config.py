@@ -48,8 +48,8 @@ class Architecture:
     """An architecture of GGUF.
 
     Attributes:
-        model_type: of the same models in a config.json.
-        keys: from metadata to config.json.
+        model_type: the `model_type` of the same models in a config.json.
+        keys: names in config.json by names in the metadata.
         constants: other keys of the config.json.
         is_permuted: True if the rows of queries and keys are stored in another order.
         transposed: ends of the names of matrices that are stored the other way round than in safetensors.

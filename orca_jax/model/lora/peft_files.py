@@ -45,8 +45,8 @@ class AdapterValues:
     """An adapter on the host.
 
     Attributes:
-        digest: of its configuration and tensors: equal digests mean equal results.
-        rank: before padding to the largest rank.
+        digest: a digest of its configuration and tensors; equal digests mean equal results.
+        rank: the rank before padding to the largest rank.
         values: see `stacks.value_shapes`, for all layers of the model.
         left_out: parts of the whole model that the decoder does not have, such as vision_tower; their tensors were not
             read.

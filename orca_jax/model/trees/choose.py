@@ -23,7 +23,7 @@ class ParameterArrays:
     """The arrays of a parameter: one, or one for each layer.
 
     Attributes:
-        row: of the table.
+        row: the row of the table.
         arrays: the stored keys of each array, by its name in messages.
         layer: the wanted layer of an array of all layers; None for all of them.
         is_own: True if the tree has the name of the parameter.

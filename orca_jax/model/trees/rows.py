@@ -148,7 +148,7 @@ class TreeTable:
     """The rows of a tree of one kind.
 
     Attributes:
-        name: of the kind, for messages.
+        name: the name of the kind, for messages.
         rows: the arrays to read.
         ignored: keys, joined by slashes, below which arrays are not read.
     """
