@@ -22,9 +22,10 @@ from lab import control_plane, support_page, workers
 from lab.real.page import table
 from lab.reproduce import baselines, blocks
 from orca_jax.errors import ConfigError
+from orca_jax.serve.openapi import openapi_document
 
 ROOT = Path(__file__).resolve().parents[1]
-_DOCS = ("benchmarks", "comparison", "flags", "paper", "support")
+_DOCS = ("benchmarks", "comparison", "flags", "paper", "serving", "support")
 PAGES = ("README.md", "ARTIFACT.md", *(f"docs/{name}.md" for name in _DOCS))
 
 
@@ -46,6 +47,13 @@ def schedulers() -> str:
     return f"{table(head, rows)}\n`{command}`, {found['began']}, commit {found['commit']}."
 
 
+def routes() -> str:
+    """The routes of the server, as its own document has them."""
+    paths = openapi_document(["model"], {}, has_keys=True)["paths"]
+    found = [(method, path, each) for path, one in paths.items() for method, each in one.items() if "summary" in each]
+    return table(["route", "answer"], [[f"`{method.upper()} {path}`", each["summary"]] for method, path, each in found])
+
+
 def _rounded(value: float) -> str:
     return "" if not value else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
@@ -56,6 +64,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "claims": blocks.claims,
     "control": control_plane.block,
     "errors": blocks.errors,
+    "routes": routes,
     "schedulers": schedulers,
     "support": support_page.block,
     "what_if": blocks.what_if,

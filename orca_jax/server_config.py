@@ -111,21 +111,36 @@ class ServerConfig:
     )
 
     max_num_queued_reqs: int = _flag(
-        1024, "limits", "largest number of queued requests, in addition to those that can run; more are refused"
+        1024,
+        "limits",
+        "largest number of requests that wait beyond those that can run; more are refused by --overload-status",
     )
     max_calls_per_key: int | None = _flag(
-        None, "limits", "largest number of open calls of an API key; all callers of a server without keys count as one"
+        None,
+        "limits",
+        "largest number of open calls of an API key; more get a 429. All callers of a server without keys count as one",
     )
-    max_num_queued_tokens: int = _flag(4_000_000, "limits", "largest number of prompt tokens in the queue")
+    max_num_queued_tokens: int = _flag(
+        4_000_000, "limits", "largest number of prompt tokens that wait; more are refused by --overload-status"
+    )
     overload_status: Literal[429, 503] = _flag(503, "limits", "HTTP status of a request refused by a full queue")
-    queue_timeout: float | None = _flag(None, "limits", "longest wait for the first token; a request may set less")
-    request_timeout: float | None = _flag(None, "limits", "longest time for a request; a request may set less")
-    read_timeout: float = _flag(30.0, "limits", "longest time for a client to send a request")
-    write_timeout: float = _flag(30.0, "limits", "longest time without progress for a client that reads an answer")
-    max_body_bytes: int = _flag(32 * MIB, "limits", "largest request body in bytes")
+    queue_timeout: float | None = _flag(
+        None, "limits", "longest wait for the first token, then 503; a request may set less"
+    )
+    request_timeout: float | None = _flag(
+        None, "limits", "longest time for a request, then 408; a request may set less"
+    )
+    read_timeout: float = _flag(30.0, "limits", "longest time for a client to send a request, then 408")
+    write_timeout: float = _flag(
+        30.0, "limits", "longest time without progress of a client that reads an answer; then it is disconnected"
+    )
+    max_body_bytes: int = _flag(32 * MIB, "limits", "largest request body in bytes; a larger one gets a 413")
 
     responses_store: int = _flag(
-        64, "limits", "memory in MiB for responses of /v1/responses that later calls continue; 0 stores none"
+        64,
+        "limits",
+        "memory in MiB for responses of /v1/responses that later calls continue; the least recently used ones leave; 0 "
+        "stores none",
     )
 
     shutdown_timeout: float = _flag(30.0, "lifecycle", "time after SIGTERM or SIGINT for open requests to finish")

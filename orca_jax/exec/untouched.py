@@ -92,7 +92,7 @@ class Populating:
     """Asks the system for the memory of arrays, a little at a time, in a thread. Nothing is written.
 
     It pauses while launches run. With a low priority instead, it had a quarter of the processors' time beside them
-    (docs/benchmarks.md, "The memory of the KV cache").
+    (docs/decisions.md, "Launches and programs").
 
     The arrays may be donated meanwhile, as long as their memory stays in use. Systems other than Linux 5.14 or later
     give memory at its first use, as they always do.

@@ -163,11 +163,11 @@ def _paths(has_keys: bool, model: str) -> Document:
         "/v1/embeddings": post("Embed texts", "EmbeddingRequest", "EmbeddingList", False, input="Once"),
         "/tokenize": post("Token ids of a text or conversation", "TokenizeRequest", "Tokenized", False, prompt="Once"),
         "/detokenize": post("Text of token ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]),
-        "/v1/models": get("List the models", "ModelList", (503,)),
+        "/v1/models": get("List the served names and adapters", "ModelList", (503,)),
         "/v1/models/{model}": {**get("Describe one model", "ModelCard", (404, 503)), "parameters": [name]},
         "/version": get("The server's version", "Version"),
         "/live": _open(get("Liveness: the process answers", "Live")),
-        "/ready": _probe("Readiness: requests are served now", "EngineHealth", has_keys),
+        "/ready": _probe("Readiness: 200 when requests are served, else 503", "EngineHealth", has_keys),
         "/health": _open(_probe("The same as /ready, without a key", "EngineHealth", has_keys)),
         "/health_generate": _probe("Generate one token", "Generated", has_keys),
         "/load": get("Number of open calls", "Load"),
@@ -214,7 +214,7 @@ def _stored_responses(has_keys: bool) -> Document:
         "get": _operation("Read a stored response", "ModelResponse", (400, 404), has_keys),
         "delete": _operation("Remove a stored response", "DeletedResponse", (404,), has_keys),
     }
-    items = _operation("Read the input of a stored response", "ResponseItemList", (400, 404), has_keys)
+    items = _operation("Read the input of a stored response, in pages", "ResponseItemList", (400, 404), has_keys)
     return {path: {**one, "parameters": [name]}, f"{path}/input_items": {"get": items, "parameters": [name]}}
 
 

@@ -1,7 +1,7 @@
 """Compiles structured outputs to constraints on the next token id, with llguidance.
 
 Compilation and each mask have a limit of steps ("fuel"). A malicious grammar is rejected, or ends its own request, in
-well under a second (`docs/architecture.md`).
+well under a second.
 """
 
 import json

@@ -134,7 +134,10 @@ class FileTokenizer(_BytesDecoder):
         path = Path(source)
         path = path / "tokenizer.json" if path.is_dir() else path
         if not path.is_file():
-            raise ConfigError(f"no tokenizer.json at {source}", param="tokenizer")
+            raise ConfigError(
+                f"no tokenizer.json at {source}; save the tokenizer as a fast one, or give another as tokenizer",
+                param="tokenizer",
+            )
         content = read_settings(path, "tokenizer", MAX_TOKENIZER_BYTES)
         _check_numbers(content, path)
         decoder = content.get("decoder")

@@ -13,7 +13,7 @@ from scripts.flags_page import actions
 from scripts.website.__main__ import DOCS, build
 from scripts.website.pages import indexed, navigation, relinked, themed
 from tests.docs.pages import PAGES, anchors, links, page_of
-from tests.project.source import ROOT
+from tests.project.source import ROOT, python_files
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -26,6 +26,18 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
         assert path.exists(), f"{page}: {link}"
         if anchor:
             assert anchor in anchors(page_of(path)), f"{page}: {link}"
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    named: dict[str, set[str]] = {}
+    for file in python_files("orca_jax", "lab", "scripts", "tests"):
+        for page, heading in re.findall(r'(?<![\w/])(docs/[\w/-]+\.md)(?:,\s+"([A-Z][^"\n]+)")?', file.text):
+            named.setdefault(page, set()).update({heading} - {""})
+    assert len(named) > 10 and {*named} - {"docs/gguf.md"} <= {*PAGES}  # a page of ggml
+    headings = {
+        page: set(re.findall(r"(?m)^#+ (.+)$", (ROOT / page).read_text("utf-8"))) for page in named if page in PAGES
+    }
+    assert not {(page, each) for page, found in named.items() for each in found if each not in headings.get(page, ())}
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -1,4 +1,4 @@
-"""Files and functions stay small enough to be read at once: docs/architecture.md has the reasons."""
+"""Files and functions stay small enough to be read at once, as CONTRIBUTING.md asks."""
 
 import ast
 from statistics import median, quantiles

@@ -1,8 +1,8 @@
 """The library of the C files here: compiled by the C compiler of this machine, once for each processor, and registered.
 
 XLA's own products on a CPU arrange the matrix anew in each launch, and no form of plain XLA reads a matrix once at the
-memory's speed (docs/benchmarks.md, "Packed products"). Attention of increments by XLA is many small operations for each
-page. Without a compiler, XLA does both.
+memory's speed (docs/decisions.md, "Launches and programs"). Attention of increments by XLA is many small operations
+for each page. Without a compiler, XLA does both.
 """
 
 import contextlib
