@@ -1,7 +1,7 @@
 """A decoder of one's own, served: a GPT with squared ReLU, no biases, and a learned weight of each residual branch.
 
     python examples/own_decoder.py
-    python -m orca_jax.serve --model MODEL --decoder examples/own_decoder.py:SquaredReluGPT
+    orca-jax serve --model MODEL --decoder examples/own_decoder.py:SquaredReluGPT
 
 The class has parameters and a forward pass over the merged tokens of a batch. `attend` is the engine's: it keeps the
 KV cache and separates the requests. See docs/own_models.md.

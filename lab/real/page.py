@@ -209,8 +209,9 @@ def machine_of(found: Found, runs: Sequence[Found]) -> str:
     machine = found["hardware"]
     dtype = f" ({found['dtype']})" if "dtype" in found else ""
     flags = ", ".join(machine["cpu_flags"]) or "none"
+    command = found["command"].replace("python -m orca_jax.bench", "python -m lab")  # its name in earlier results
     text = (
-        f"`{found['command']}`, {found['began'][:10]}, commit {found['commit']}; {found['config']['model']}{dtype}, "
+        f"`{command}`, {found['began'][:10]}, commit {found['commit']}; {found['config']['model']}{dtype}, "
         f"{machine['devices']}, {machine['cores']} cores, {machine['cpu']} ({flags}); load average "
     )
     if not runs:  # results before this was noted

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     starter = commands.add_parser("launch", help="start all processes on this machine, for trials")
     starter.add_argument("--nnodes", metavar="N", type=int, required=True, help="number of processes")
     starter.add_argument(
-        "flags", metavar="-- FLAGS", nargs=argparse.REMAINDER, help="flags of python -m orca_jax.serve, after --"
+        "flags", metavar="-- FLAGS", nargs=argparse.REMAINDER, help="flags of orca-jax serve, after --"
     )
     args = parser.parse_args(argv)
     if args.command == "launch":

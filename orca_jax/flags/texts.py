@@ -57,7 +57,7 @@ HELP: Mapping[str, str] = {
     "kernel_self_test": "on accelerators: compare the attention kernels with plain XLA at start, and replace those "
     "that fail",
     "trace_file": "append a timeline of arrivals, iterations and ends to this file, without text or token ids; "
-    "python -m orca_jax.timeline shows it",
+    "orca-jax timeline shows it",
     "progress": "show progress bars on standard error while loading and compiling",
 }
 ALIASES: Mapping[str, tuple[str, ...]] = {

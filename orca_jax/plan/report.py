@@ -5,6 +5,7 @@ from typing import Any
 
 from orca_jax.assembly.resolve import PAGE_SIZE
 from orca_jax.cache_spec import LayerGroup
+from orca_jax.flags import program
 from orca_jax.plan.accelerators import GIB, Devices
 from orca_jax.plan.memory import Capacity
 from orca_jax.plan.options import Option
@@ -39,7 +40,7 @@ def print_plan(
     if chosen.replicas > 1:
         size = "one device" if split.num_devices == 1 else f"{split.num_devices} devices"
         print(f"the model fits {size}: start {chosen.replicas} replicas, each with a server of its own")
-    print(" ".join(["python -m orca_jax.serve --model", model, *flags, *chosen.flags()]))
+    print(" ".join([program("serve"), "--model", model, *flags, *chosen.flags()]))
 
 
 def print_compiled(compiled: Mapping[str, int], chosen: Option) -> None:

@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from orca_jax.cli.main import SUBCOMMANDS
 from tests.docs.commands import check, commands, known_flags
 from tests.docs.pages import PAGES, SHELL, Block, blocks, code_spans
 from tests.docs.running import NOT_RUN, RUN_BY, is_program, is_run
@@ -77,6 +78,14 @@ def test_flags_in_sentences_exist(page: str) -> None:
     for span in code_spans(page):
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span):
             assert flag in known_flags() or flag in FOREIGN, f"{page}: {span}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_subcommand_has_one_name(page: str) -> None:
+    """README.md alone says that `python -m orca_jax.NAME` is the same."""
+    parts = "|".join(found.module.removesuffix(".__main__").split(".")[-1] for found in SUBCOMMANDS.values())
+    text = (ROOT / page).read_text(encoding="utf-8").replace("is the same as `python -m orca_jax.serve`", "")
+    assert not re.findall(rf"python -m orca_jax\.(?:{parts})\b(?!\.)[^\n]*", text), "write: orca-jax NAME"
 
 
 @pytest.mark.parametrize(

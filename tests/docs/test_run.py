@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.pages import PAGES, Block, blocks
 from tests.docs.running import is_run
-from tests.project.quickstart import CLONED, SMALL, Machine
+from tests.project.quickstart import CLONED, Machine
 from tests.project.source import ROOT
 
 RUN = {page: [block for block in blocks(page) if is_run(block)] for page in PAGES}
@@ -25,13 +25,7 @@ case "$*" in
 *) exec {bin}/python3 "$@" ;;
 esac
 """
-COMMAND = """#!/usr/bin/env bash
-case "$1" in
-generate|chat|batch|serve) exec {python} -m orca_jax.cli "$@" {small} ;;
-*) exec {python} -m orca_jax.cli "$@" ;;
-esac
-"""
-SERVER = ".venv/bin/python -m orca_jax.serve --model demo"
+SERVER = ".venv/bin/orca-jax serve --model demo"
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +39,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         source = ROOT / name
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, machine.clone / name)
-    for name, text in {"orca-jax": COMMAND, "python": PYTHON}.items():
-        filled = text.format(python=sys.executable, small=SMALL, bin=machine.bin)
-        (machine.bin / name).write_text(filled, encoding="utf-8")
-        (machine.bin / name).chmod(0o755)
+    (machine.bin / "python").write_text(PYTHON.format(python=sys.executable, bin=machine.bin), encoding="utf-8")
+    (machine.bin / "python").chmod(0o755)
     machine.run("python3 -m venv .venv")
     for name, text in FILES.items():
         (machine.clone / name).write_text(text, encoding="utf-8")

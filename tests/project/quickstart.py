@@ -27,11 +27,18 @@ CLONED = ("orca_jax", "scripts", "checkpoints", "examples", "requirements", "pyp
 # The real Python, except for installations and the port.
 PYTHON = """#!/usr/bin/env bash
 case "$1 ${{2:-}}" in
-"-m venv") mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python"; cp {bin}/hf "${{@: -1}}/bin/hf" ;;
+"-m venv") mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python"; cp {bin}/hf {bin}/orca-jax "${{@: -1}}/bin" ;;
 "-m pip") echo "$*" >>{bin}/pip.txt ;;
 "-m orca_jax.serve") exec {python} "$@" {small} --port {port} ;;
-"-m orca_jax.batch") exec {python} "$@" {small} ;;
 *) exec {python} "$@" ;;
+esac
+"""
+COMMAND = """#!/usr/bin/env bash
+case "$1 $*" in
+*--base-url*) exec {python} -m orca_jax.cli "$@" ;;
+serve*) exec {python} -m orca_jax.cli "$@" {small} --port {port} ;;
+generate*|chat*|batch*) exec {python} -m orca_jax.cli "$@" {small} ;;
+*) exec {python} -m orca_jax.cli "$@" ;;
 esac
 """
 GIT = '#!/usr/bin/env bash\n[ "$1" = clone ]; mkdir "${{2##*/}}"; cd {root}; cp -r {cloned} "$OLDPWD/${{2##*/}}"\n'
@@ -66,7 +73,8 @@ class Machine:
         self.bin.mkdir()
         names = {"bin": self.bin, "python": sys.executable, "small": SMALL, "port": port, "root": ROOT}
         names |= {"cloned": " ".join(CLONED), "model": small_model(home / "model")}
-        for name, text in (("python3", PYTHON), ("python3.12", PYTHON), ("git", GIT), ("hf", HF)):
+        programs = {"python3": PYTHON, "python3.12": PYTHON, "orca-jax": COMMAND, "git": GIT, "hf": HF}
+        for name, text in programs.items():
             (self.bin / name).write_text(text.format(**names), encoding="utf-8")
             (self.bin / name).chmod(0o755)
         self.env = {"HOME": str(home), "PATH": f"{self.bin}:{os.defpath}", "PYTHONPATH": str(self.clone)}

@@ -27,8 +27,8 @@ from orca_jax.serve.listen import listening
 from tests.project.quickstart import BLOCKS, ERRORS, PAGE, Machine, small_model
 from tests.project.source import ROOT
 
-SERVES = ("./scripts/serve", ".venv/bin/python -m orca_jax.serve")
-BATCHES = ".venv/bin/python -m orca_jax.batch"
+SERVES = ("./scripts/serve", ".venv/bin/orca-jax serve")
+BATCHES = ".venv/bin/orca-jax batch"
 HOW = ("serve", "run", "python", "install", "install", "serve", "run", "serve", "python", "run")
 
 
