@@ -15,6 +15,8 @@ from scripts.website.pages import indexed, navigation, relinked, themed
 from tests.docs.pages import PAGES, anchors, links, page_of
 from tests.project.source import ROOT, python_files
 
+OF_MYST = pytest.mark.filterwarnings("ignore:.myst_parser.* is deprecated")  # by a newer Sphinx
+
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_and_headings(page: str) -> None:
@@ -72,6 +74,7 @@ def test_pictures_follow_the_theme() -> None:
 
 
 @pytest.mark.slow
+@OF_MYST
 def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
     assert build(tmp_path / "site", tmp_path / "cache") == 0
     for page in tmp_path.glob("site/**/*.html"):
@@ -84,6 +87,7 @@ def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@OF_MYST
 @pytest.mark.parametrize("fault", ["[a](nowhere.md)", "[a](hosts.md#nowhere)", "![a](nowhere.svg)"])
 def test_the_build_refuses_a_broken_link(fault: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     docs = tmp_path / "docs"

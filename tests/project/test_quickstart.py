@@ -171,4 +171,4 @@ def test_the_page_from_top_to_bottom(tmp_path: Path, port: int) -> None:
     answers = (machine.clone / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(answers) == 2 and all(json.loads(answer)["error"] is None for answer in answers)
     installed = (machine.bin / "pip.txt").read_text(encoding="utf-8")
-    assert "-e .[cuda]" in installed and "-e .[tpu]" in installed and "--constraint" in installed
+    assert "-e .[cuda]" in installed and "-e .[tpu]" in installed and "--require-hashes" in installed
