@@ -28,6 +28,7 @@ from tests.project.source import ROOT
 
 DEPLOY = ROOT / "deploy"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+SENTENCES = " ".join(OPERATIONS.split())
 SCRAPE_LABELS = {"instance", "job", "le"}
 NAME = re.compile(r"\b(?:orca_jax_|vllm:|process_)[a-z0-9_]+")
 LABEL = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"')
@@ -155,18 +156,18 @@ def test_metrics_table() -> None:
 
 
 def test_limits() -> None:
-    assert f"Headers end at {MAX_HEADER_BYTES // 2**10} KiB" in OPERATIONS
-    assert f"soft limit up to {MAX_OPEN_FILES}" in OPERATIONS
-    assert f"{RESERVED_FILES} more for its own use; below {MIN_CONNECTIONS} it does not" in OPERATIONS
+    assert f"Headers end at {MAX_HEADER_BYTES // 2**10} KiB" in SENTENCES
+    assert f"soft limit up to {MAX_OPEN_FILES}" in SENTENCES
+    assert f"{RESERVED_FILES} more for its own use; below {MIN_CONNECTIONS} it does not" in SENTENCES
 
 
 def test_orders_are_as_told() -> None:
     told = {name for name in re.findall(r"^- `([a-z]+)`: ", OPERATIONS, re.MULTILINE)}
     assert told == set(ORDERINGS)
-    assert f"from {-MAX_PRIORITY} to {MAX_PRIORITY}" in OPERATIONS
-    assert f"come {SECONDS_PER_STEP:g} seconds later for each step" in OPERATIONS
-    assert f"come {2 * MAX_PRIORITY * SECONDS_PER_STEP:g} seconds" in OPERATIONS
-    assert f"as if they had {PATIENCE:g} seconds" in OPERATIONS
+    assert f"from {-MAX_PRIORITY} to {MAX_PRIORITY}" in SENTENCES
+    assert f"come {SECONDS_PER_STEP:g} seconds later for each step" in SENTENCES
+    assert f"come {2 * MAX_PRIORITY * SECONDS_PER_STEP:g} seconds" in SENTENCES
+    assert f"as if they had {PATIENCE:g} seconds" in SENTENCES
 
 
 def test_flags_exist() -> None:
@@ -178,7 +179,7 @@ def test_flags_exist() -> None:
 
 def test_words_of_labels_are_all_there() -> None:
     for word in (*END_REASONS, *ENGINE_STATES):
-        assert f"`{word}`" in OPERATIONS
+        assert f"`{word}`" in SENTENCES
 
 
 def test_files_that_are_named_exist() -> None:
