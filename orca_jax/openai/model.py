@@ -21,8 +21,9 @@ from orca_jax.text.calls.dialects import ALIASES, inferred_parser
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.reasoning import ThinkTags, tags_of
-from orca_jax.text.template import ChatTemplate, load_chat_template
+from orca_jax.text.template import ChatTemplate, RenderedTooLong, load_chat_template
 from orca_jax.text.template_trials import ALL_SHOWN, Shown, keeps_late_system, shown_by
+from orca_jax.text.template_worker import MAX_OUTPUT
 from orca_jax.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -167,15 +168,18 @@ class Service:
         longest = max(map(len, texts), default=0)
         if longest > limit:  # tokenizing it could take minutes
             message = f"{param} has {longest} characters; the context of this model holds at most {limit}"
-            least = -(-longest // tokenizer.longest_token)
-            raise PromptTooLong(
-                message, param, least, self.model.context - 1, f" (a lower bound for {longest} characters)"
-            )
+            raise self._too_long(message, param, longest)
 
         def encode() -> list[list[int]]:
             return [tokenizer.encode(text, add_special_tokens) for text in texts]
 
         return await self.encoding(encode, param, sum(map(len, texts)))
+
+    def _too_long(self, message: str, param: str, characters: int) -> PromptTooLong:
+        """The error for a prompt of at least so many characters, whose tokens are not counted."""
+        model = self.model
+        least = max(model.context, -(-characters // model.tokenizer.longest_token))
+        return PromptTooLong(message, param, least, model.context - 1, f" (a lower bound for {characters} characters)")
 
     async def encoding[T](self, work: Callable[[], T], param: str, num_characters: int) -> T:
         """The result of `work`, which encodes texts, without blocking the event loop. Raises ApiError naming `param`.
@@ -206,6 +210,8 @@ class Service:
             message = "this model has no chat template: start the server with --chat-template, or use /v1/completions"
             raise ApiError(400, message, "messages", code="no_chat_template")
         try:
+            if sum([len(one["content"] or "") for one in messages]) > MAX_OUTPUT:
+                raise RenderedTooLong  # larger ones could exceed the memory of the template's process
             return await asyncio.to_thread(
                 template.render,
                 messages,
@@ -214,6 +220,8 @@ class Service:
                 continue_final_message=continue_final_message,
                 kwargs=kwargs or {},
             )
+        except RenderedTooLong as error:
+            raise self._too_long(error.message, "messages", MAX_OUTPUT) from None
         except RequestError as error:
             raise ApiError(400, error.message, error.param) from None
         except EngineError as error:

@@ -24,7 +24,7 @@ from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.text import template_worker
 from orca_jax.text.json_end import cut_object
 from orca_jax.text.template_files import read_templates
-from orca_jax.text.template_worker import Frame, receive_frame, send_frame
+from orca_jax.text.template_worker import MAX_OUTPUT, Frame, receive_frame, send_frame
 
 RENDER_SECONDS = 5.0  # per conversation; other servers allow 30, but a correct template needs less than 1
 START_SECONDS = 30.0  # to start a process and compile the templates, while the machine loads a model
@@ -33,6 +33,13 @@ NUM_WORKERS = 2  # so that one slow conversation does not delay the others
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+class RenderedTooLong(RequestError):
+    """The prompt of a conversation has more than `MAX_OUTPUT` characters."""
+
+    def __init__(self) -> None:
+        super().__init__(f"messages have more than {MAX_OUTPUT} characters; shorten the conversation", "messages")
 
 
 def load_chat_template(source: str, override: str | None) -> "ChatTemplate | None":
@@ -100,6 +107,7 @@ class ChatTemplate:
             kwargs: further variables of the template.
 
         Raises:
+            RenderedTooLong: the prompt is too long.
             RequestError: the template rejects the conversation, fails, or exceeds a limit; `param` is "messages".
             EngineError: no process can be started.
         """
@@ -154,6 +162,8 @@ class ChatTemplate:
             raise EngineError(f"the process of the chat template cannot be restarted: {error.message}") from error
         finally:
             self._idle.put(worker)
+        if "is_too_long" in answer:
+            raise RenderedTooLong
         if "error" in answer:
             raise RequestError(f"the chat template rejects this conversation: {answer['error']}", "messages")
         return str(answer["text"])

@@ -132,6 +132,10 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class TooLong(jinja2.TemplateError):
+    """The rendered prompt has more than `MAX_OUTPUT` characters."""
+
+
 class TemplateRefusal(jinja2.TemplateError):
     """The template rejects the conversation; the message is that of the template."""
 
@@ -145,9 +149,11 @@ def _now(form: str) -> str:
 
 
 def render(template: jinja2.Template, context: Frame) -> Frame:
-    """Return the answer to one frame: the text or an error."""
+    """Return the answer to one frame: the text, an error, or `is_too_long`."""
     try:
         return {"text": "".join(_limited(template.generate(context)))}
+    except TooLong:
+        return {"is_too_long": True}
     except TemplateRefusal as error:
         return {"error": _words(error)}
     except Exception as error:  # a template may fail in any way
@@ -159,7 +165,7 @@ def _limited(pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
         total += len(piece)
         if total > MAX_OUTPUT:
-            raise TemplateRefusal(f"the rendered prompt has more than {MAX_OUTPUT} characters")
+            raise TooLong
         if piece:
             yield piece
 

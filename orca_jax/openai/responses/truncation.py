@@ -16,7 +16,6 @@ from orca_jax.openai.schema.chat import (
     UserMessage,
     content_text,
 )
-from orca_jax.text.template_worker import MAX_OUTPUT
 
 type Cut = tuple[range, ...]
 """Indices of the messages that leave."""
@@ -29,11 +28,9 @@ async def shortened(service: Service, call: ChatRequest) -> ChatRequest:
     share = context // ANSWER_SHARE
     room = context - max(1, share if call.limit is None or call.limit < 0 else min(call.limit, share))
 
-    most = min(service.model.max_characters, MAX_OUTPUT)
-
     async def fits(messages: list[ChatMessage]) -> bool:
-        if sum([len(content_text(message.content)) for message in messages]) > most:
-            return False  # it would not be rendered
+        if sum([len(content_text(message.content)) for message in messages]) > service.model.max_characters:
+            return False  # it need not be rendered
         try:
             prompt = await prompt_of(service, msgspec.structs.replace(call, messages=messages), rules)
         except ApiError as error:

@@ -1,10 +1,16 @@
 """Limits of generated tokens beyond the context, and refusals of prompts that are too long."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orca_jax.config import EngineConfig
+from orca_jax.server_config import ServerConfig
+from orca_jax.text.template_worker import MAX_OUTPUT
 from tests.openai.chats import HERMES, TOOLS, checked, error_of
+from tests.openai.messages.talks import ask
 from tests.serve.played import CONTEXT, call, chat, saying, user
 
 HEADER = "x-orca-max-tokens"
@@ -58,3 +64,17 @@ def test_a_refusal_for_length_says_how_much_is_tools(size: int, unit: str) -> No
         assert size < share < size + 1000
     error = error_of(chat(SILENT, messages=[user("x" * size * 2)], tools=tools, tool_choice="none")[0])
     assert "tools" not in error["message"]
+
+
+def test_a_prompt_that_is_too_long_to_be_rendered_has_the_code_for_its_length(tmp_path: Path) -> None:
+    """Also if the template makes it long, which only its own process sees."""
+    template = tmp_path / "long.jinja"
+    template.write_text("{% if messages %}{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}{% endif %}")
+    config = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
+    for text, kind in (("x" * (MAX_OUTPUT + 1), None), ("x", config)):
+        error = error_of(chat(SILENT, kind, messages=[user(text)])[0])
+        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+        refused = ask(SILENT, kind, messages=[user(text)])
+        assert refused.status_code == 400
+        words = refused.json()["error"]["message"]
+        assert re.match(rf"prompt is too long: \d+ tokens > {CONTEXT - 1} maximum", words), words
