@@ -72,6 +72,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
             b'"input":"x","tools":[{"type":"namespace","name":"n","tools":[', b'{"type":"function","name":"f"}', b"]}]"
         ),
     ),
+    "metadata of a response": (RESPONSES, lambda: numbered(b'"input":"x","metadata":', b"", b'"1"')),
     "instructions of a response": (RESPONSES, lambda: text(b'"input":"x","instructions":', b"")),
     "an input": (RESPONSES, lambda: text(b'"input":', b"")),
     "an input to shorten": (RESPONSES, lambda: text(b'"truncation":"auto","input":', b"")),
@@ -84,12 +85,9 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
 def test_heavy_body(server: Server, watch: Watch, name: str) -> None:
     path, make = BODIES[name]
     body = make()
-    assert 30 * MIB <= len(body) < 32 * MIB or name in ("biases", "metadata")
+    assert 30 * MIB <= len(body) < 32 * MIB or name in ("biases", "metadata", "metadata of a response")
     before = psutil.Process(server.process.pid).memory_info().rss
     response = post_raw(server, body, path)
-    if name == "metadata":  # without effect on an answer
-        assert (response.status_code, response.headers["x-orca-ignored-fields"]) == (200, "metadata")
-    else:
-        check_error(response)
+    check_error(response)
     assert len(response.content) < 4096
     assert psutil.Process(server.process.pid).memory_info().rss - before < 300 * MIB

@@ -25,7 +25,7 @@ TOO_MUCH: list[tuple[dict[str, Any], str | None]] = [
     ({"max_tokens": 10**20}, "max_tokens"),
     ({"max_tokens": 10**9, "truncate_prompt_tokens": -1}, "max_tokens"),
     ({"logit_bias": {f"key {i}": 1 for i in range(10**5)}}, "logit_bias"),
-    ({"prompt": ["x"] * 10**6}, "prompt"),
+    ({"prompt": ["x"] * 10**5}, "prompt"),
     ({"prompt": ["x"] * 1025}, "prompt"),
     ({"prompt": ["x"] * 1024, "n": 128}, None),
     ({"prompt": [1] * 10**6}, "prompt"),

@@ -1,5 +1,7 @@
 """Bad input gets a clear answer in OpenAI's shape, and nobody else notices."""
 
+import asyncio
+import json
 import re
 import socket
 import threading
@@ -7,7 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
+from orca_jax.openai.errors import ApiError
+from orca_jax.openai.schema import PARSERS, parse, responses_parser
+from orca_jax.openai.schema.limits import MAX_STRINGS
+from orca_jax.serve.handlers import read_json_body
 from tests.serve.running import MODEL, Server
 
 JSON = {"content-type": "application/json"}
@@ -196,6 +203,54 @@ def test_body_without_announced_length(server: Server) -> None:
     with pytest.raises(httpx.TransportError):  # answered and closed while the client still sends
         check_error(server.http.post("/v1/completions", content=pieces, headers=JSON), 413)
         raise httpx.WriteError("the client had sent everything")
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_large_body_is_refused_before_it_has_arrived(has_length: bool) -> None:
+    num_read = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal num_read
+        num_read += 1
+        return {"type": "http.request", "body": b" " * 100, "more_body": True}
+
+    headers = [(b"content-type", b"application/json"), *([(b"content-length", b"1001")] if has_length else [])]
+    with pytest.raises(ApiError, match="exceeds 1000 bytes") as caught:
+        asyncio.run(read_json_body(Request({"type": "http", "headers": headers}, receive), 1000))
+    assert (caught.value.status, num_read) == (413, 0 if has_length else 11)
+
+
+def crowd(entry: bytes, count: int) -> bytes:
+    return b'{"input": "x", "metadata": {' + b", ".join([entry % number for number in range(count)]) + b"}}"
+
+
+@pytest.mark.parametrize("entry", [b'"%d": "a"', b'"%d\\\\": "\\\\"'], ids=["plain", "escaped"])
+def test_a_crowded_body_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch, entry: bytes) -> None:
+    """Two million short strings in 31 MB would need 376 MB, and hold the interpreter's lock for seconds."""
+    body = crowd(entry, MAX_STRINGS + 1)
+    json.loads(body)
+    monkeypatch.setattr(parse, "_fields", None)  # the decoder
+    for parser in PARSERS:
+        with pytest.raises(ApiError, match=f"or {MAX_STRINGS} strings") as caught:
+            parser.parse(body)
+        assert caught.value.status == 413
+
+
+def test_a_large_text_is_no_crowd() -> None:
+    """Quotes within a text are escaped, so that a document of JSON is one string."""
+    text = json.dumps({str(number): "a" for number in range(MAX_STRINGS)})
+    call, _ = responses_parser.parse(json.dumps({"input": text}).encode())
+    assert call.input == text and text.count('"') > 3 * MAX_STRINGS
+
+
+@pytest.mark.conforms("responses.metadata")
+@pytest.mark.parametrize("metadata", [dict.fromkeys("abcdefghijklmnopq", ""), {"a" * 65: ""}, {"a": "b" * 513}])
+def test_metadata_is_as_small_as_that_of_openai(metadata: dict[str, str]) -> None:
+    with pytest.raises(ApiError) as caught:
+        responses_parser.parse(json.dumps({"input": "x", "metadata": metadata}).encode())
+    assert (caught.value.status, caught.value.param) == (400, "metadata")
+    small = {**dict.fromkeys("abcdefghijklmno", ""), "a" * 64: "b" * 512}
+    assert responses_parser.parse(json.dumps({"input": "x", "metadata": small}).encode())[0].metadata == small
 
 
 def test_a_body_that_breaks_off_as_http(server: Server) -> None:

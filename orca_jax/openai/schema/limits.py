@@ -18,6 +18,7 @@ MAX_NAME = 1024  # characters of a user or salt
 MAX_PROMPT_IDS = 2**20  # token ids in one list; far beyond any context
 MAX_VALUES = 4_000_000  # in a body; parsing blocks the event loop
 MAX_CONTAINERS = 400_000  # lists and objects in a body; they take longer to parse than numbers
+MAX_STRINGS = 400_000  # keys and values in a body; each takes 50 bytes beside its text
 MAX_SECONDS = 86_400.0
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions
 INT64 = 2**63 - 1

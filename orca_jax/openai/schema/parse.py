@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema.limits import MAX_CONTAINERS, MAX_VALUES
+from orca_jax.openai.schema.limits import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
 from orca_jax.openai.schema.sampling import BIAS, CompletionFields
 from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored, TolerantReader, lowered, read_values
 from orca_jax.openai.schema.unused import UnusedFields
@@ -92,11 +92,16 @@ def check_stream(request: CompletionFields) -> None:
 
 
 def _refuse_crowds(body: bytes) -> None:
-    """Refuse bodies that take too long to parse. Commas and brackets within strings count too. Raises ApiError."""
+    """Refuse a body that takes too long to parse, or too much memory. Raises ApiError.
+
+    A thread does not help: the parser holds the interpreter's lock. Commas and brackets within strings count too.
+    """
     if len(body) <= MAX_CONTAINERS:
         return
-    if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
-        limits = f"{MAX_VALUES} values, or {MAX_CONTAINERS} lists and objects"
+    num_containers = body.count(b"[") + body.count(b"{")
+    num_quotes = body.count(b'"') - body.count(b'\\"')  # two of each string, or only the first behind a backslash
+    if body.count(b",") > MAX_VALUES or num_containers > MAX_CONTAINERS or num_quotes > 2 * MAX_STRINGS:
+        limits = f"{MAX_VALUES} values, {MAX_CONTAINERS} lists and objects, or {MAX_STRINGS} strings"
         message = f"the body has more than {limits}; split it into several requests"
         raise ApiError(413, message, code="request_too_large")
 

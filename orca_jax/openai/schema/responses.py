@@ -25,6 +25,7 @@ def beside(known: Collection[str], most: int, least: int = 0) -> Meta:
 
 
 ItemId = Annotated[str, Meta(max_length=MAX_NAME)]
+MetadataKey = Annotated[str, Meta(max_length=64)]
 
 
 class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
@@ -217,7 +218,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         ),
     ] = None
     metadata: Annotated[
-        Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None,
+        Annotated[dict[MetadataKey, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None,
         Meta(description="Returned with the response."),
     ] = None
     chat_template_kwargs: Annotated[
