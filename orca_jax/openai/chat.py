@@ -63,7 +63,7 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     Raises:
         ApiError: a field is wrong.
     """
-    _check(service, call)
+    check_call(service, call)
     rules = tool_rules(call, service)
     prompt, text = await _fitting_prompt(service, call, rules)
     form = await reading(call, lambda: answer_form(service, call, rules, text))
@@ -128,16 +128,12 @@ async def _fitting_prompt(service: Service, call: ChatRequest, rules: ToolRules)
     return prompt, whole.text
 
 
-def check_limits(call: ChatRequest) -> None:
-    """Refuse a limit of no token. Raises ApiError."""
+def check_call(service: Service, call: ChatRequest) -> None:
+    """Check the fields beside messages and tools, also of a call that does not generate. Raises ApiError."""
+    check_fields(service, call, ("top_logprobs", "prompt_logprobs"))
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(call, name) == 0:
             raise ApiError(400, f"{name} must be at least 1, or -1 for the rest of the context", name)
-
-
-def _check(service: Service, call: ChatRequest) -> None:
-    check_fields(service, call, ("top_logprobs", "prompt_logprobs"))
-    check_limits(call)
     if call.top_logprobs and not call.logprobs:
         raise ApiError(400, "top_logprobs requires logprobs: true", "top_logprobs")
     if None not in (call.max_tokens, call.max_completion_tokens) and call.max_tokens != call.max_completion_tokens:

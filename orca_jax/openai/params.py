@@ -48,6 +48,9 @@ def check_fields(service: Service, call: CompletionCall, counts: Sequence[str]) 
         raise ApiError(400, f"stop must have at most {MAX_ALL_STOPS} characters in total", "stop")
     if call.truncate_prompt_tokens == 0:
         raise ApiError(400, "truncate_prompt_tokens must leave at least one token", "truncate_prompt_tokens")
+    if (call.min_tokens or 0) >= service.model.context:
+        message = f"min_tokens must be less than the context of {service.model.context} tokens, got {call.min_tokens}"
+        raise ApiError(400, message, "min_tokens")
     check_priority(service, call)
     most = service.config.max_logprobs
     for name in counts:

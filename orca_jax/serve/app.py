@@ -29,7 +29,7 @@ from orca_jax.serve.health import health_routes, root_route
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext, WithoutLastSlash
-from orca_jax.serve.tokenize import detokenize, render, tokenize
+from orca_jax.serve.tokenize import apply_template, detokenize, render, tokenize
 from orca_jax.server_config import MIB, ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 
@@ -72,6 +72,7 @@ def _work_routes(service: Service, config: ServerConfig) -> list[Route]:
         *(_post(f"{path}/render", partial(render, end, service)) for path, end in ENDPOINTS.items()),
         *messages_routes(service),
         _post(EMBEDDINGS, partial(embed, service)),
+        _post("/apply-template", partial(apply_template, service)),
         _post("/tokenize", partial(tokenize, service)),
         _post("/detokenize", partial(detokenize, service)),
         *(playground_routes(service, read_json_body) if config.has_playground else ()),

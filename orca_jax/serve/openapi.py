@@ -132,7 +132,7 @@ def _paths(has_keys: bool, model: str) -> Document:
     streams: Document = {"text/event-stream": {}}  # no schema: validators disagree about schemas of single events
 
     def post(summary: str, request: str, answer: str, engine: bool, **example: Any) -> Document:
-        errors = (*_OF_BODIES, *(_OF_ENGINE if engine else ()), 503)
+        errors = (*_OF_BODIES, *(_OF_ENGINE if engine or answer == "EmbeddingList" else ()), 503)
         is_message = request == "MessagesRequest"
         operation = _operation(summary, answer, errors, has_keys, "MessagesError" if is_message else "ErrorEnvelope")
         content = _json_content(request)
@@ -161,6 +161,9 @@ def _paths(has_keys: bool, model: str) -> Document:
             "Token ids of the prompt of a chat completion", "ChatRequest", "Rendered", False, messages=hello
         ),
         "/v1/embeddings": post("Embed texts", "EmbeddingRequest", "EmbeddingList", False, input="Once"),
+        "/apply-template": post(
+            "Text of the prompt, for llama.cpp", "ChatRequest", "Detokenized", False, messages=hello
+        ),
         "/tokenize": post("Token ids of a text or conversation", "TokenizeRequest", "Tokenized", False, prompt="Once"),
         "/detokenize": post("Text of token ids", "DetokenizeRequest", "Detokenized", False, tokens=[1, 2]),
         "/v1/models": get("List the served names and adapters", "ModelList", (503,)),
@@ -176,11 +179,14 @@ def _paths(has_keys: bool, model: str) -> Document:
     }
     of_prompts = paths["/v1/completions/render"]["post"]["responses"]["200"]["content"]["application/json"]
     of_prompts["schema"] = {"type": "array", "items": of_prompts["schema"]}
-    _link(paths, "/v1/models", "get", "/v1/models/{model}", {"parameters": {"model": "$response.body#/data/0/id"}})
+    first_model = {"parameters": {"model": "$response.body#/data/0/id"}}
     of_response = {"parameters": {"response_id": "$response.body#/id"}}
-    _link(paths, "/v1/responses", "post", "/v1/responses/{response_id}", of_response)
-    _link(paths, "/v1/responses/{response_id}", "get", "/v1/responses/{response_id}/input_items", of_response)
-    _link(paths, "/tokenize", "post", "/detokenize", {"requestBody": {"tokens": "$response.body#/tokens"}})
+    one, tokens = "/v1/responses/{response_id}", {"requestBody": {"tokens": "$response.body#/tokens"}}
+    _link(paths["/v1/models"]["get"], paths, "get", "/v1/models/{model}", first_model)
+    _link(paths["/v1/responses"]["post"], paths, "get", one, of_response)
+    _link(paths["/v1/responses"]["post"], paths, "delete", one, of_response)
+    _link(paths[one]["get"], paths, "get", f"{one}/input_items", of_response)
+    _link(paths["/tokenize"]["post"], paths, "post", "/detokenize", tokens)
     return paths
 
 
@@ -218,12 +224,11 @@ def _stored_responses(has_keys: bool) -> Document:
     return {path: {**one, "parameters": [name]}, f"{path}/input_items": {"get": items, "parameters": [name]}}
 
 
-def _link(paths: Document, start: str, method: str, target: str, values: Document) -> None:
+def _link(start: Document, paths: Document, method: str, target: str, values: Document) -> None:
     """Link two operations: the answer of the first holds `values` for a call of the second."""
-    to = "get" if "get" in paths[target] else "post"
-    paths[target][to]["operationId"] = target.strip("/").replace("/", "_").replace("{", "").replace("}", "")
-    answer = paths[start][method]["responses"]["200"]
-    answer["links"] = {"next": {"operationId": paths[target][to]["operationId"], **values}}
+    name = f"{method}{target}".replace("/", "_").replace("{", "").replace("}", "")
+    paths[target][method]["operationId"] = name
+    start["responses"]["200"].setdefault("links", {})[method] = {"operationId": name, **values}
 
 
 def _operation(

@@ -1,17 +1,19 @@
-"""`POST /tokenize`, `POST /detokenize`, and the token ids of a completion's prompts for routers."""
+"""`POST /tokenize`, `POST /detokenize`, and the prompts of calls, as token ids for routers and as text."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orca_jax.openai.conversation import render_conversation
+from orca_jax.openai.chat import check_call
+from orca_jax.openai.conversation import render_conversation, tool_rules, unread_fields
 from orca_jax.openai.endpoints import Endpoint
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.logprobs import token_name
 from orca_jax.openai.model import Service
 from orca_jax.openai.params import check_ids
-from orca_jax.openai.schema import detokenize_parser, tokenize_parser
+from orca_jax.openai.schema import chat_parser, detokenize_parser, tokenize_parser
 from orca_jax.openai.schema.components import MESSAGES_ONLY
 from orca_jax.openai.schema.tokens import Detokenized, Rendered, Tokenized, TokenizeRequest
+from orca_jax.openai.schema.tolerant import Ignored
 from orca_jax.serve.handlers import headers_of, read_request, report_ignored
 from orca_jax.serve.models import json_response
 
@@ -44,6 +46,17 @@ async def render(endpoint: Endpoint, service: Service, request: Request) -> Resp
     job = await endpoint.prepare(service, call, state["request_id"], state["caller"])
     answers = [Rendered(request_id=job.id, token_ids=prompt.ids, model=job.model) for prompt in job.prompts]
     return json_response(answers if endpoint.has_prompts else answers[0], headers=headers_of(service, job, ignored))
+
+
+async def apply_template(service: Service, request: Request) -> Response:
+    """Answer with the text of the prompt of a chat, as llama.cpp does. Raises ApiError."""
+    call, ignored = await read_request(request, chat_parser, service)
+    service.check_model(call.model)
+    check_call(service, call)
+    rules = tool_rules(call, service)
+    text = await render_conversation(service, call.messages, rules.shown, call)
+    known = (*ignored.known, *unread_fields(service, call), *rules.ignored)
+    return json_response(Detokenized(prompt=text), headers=report_ignored(service, Ignored(known, ignored.unknown)))
 
 
 async def _encode(service: Service, call: TokenizeRequest) -> list[int]:

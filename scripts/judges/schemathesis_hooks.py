@@ -4,6 +4,7 @@ The document describes the values of each field. It cannot describe the length o
 expression, or combinations of fields. The server may refuse a valid request (400, 408, 503) only for these reasons.
 """
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -17,6 +18,7 @@ REASONS = (
     "prompt is too long: ",
     "must contain (at least one token|1 to )",
     "truncate_prompt_tokens must leave at least one token",
+    "dimensions must be left out: this model was not trained for fewer dimensions",
     "must be less than the context of .* with truncate_prompt_tokens: -1",
     "min_tokens must be an integer from 0 to ",
     "max_tokens must be at least 1, -1 for the rest of the context, or 0 with echo",
@@ -39,7 +41,7 @@ REASONS = (
     "structured_outputs cannot be combined with a forced call",
     "needs messages; it cannot be used with prompt",
     "give exactly one of prompt and messages",
-    "prompt must be a string, a list of token ids, ",
+    "(prompt|input) must be a string, a list of token ids, ",
     "structured_outputs must have exactly one of",
     "json_object must be true",
     "is used twice",
@@ -70,10 +72,27 @@ REASONS = (
 )
 
 
+STORED: list[str] = []
+"""Ids of stored responses, which no generator could guess."""
+
+
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Write integers as such: for JSON Schema 2.0 is an integer, but the server requires 2."""
+    """Write integers as such: for JSON Schema 2.0 is an integer, but the server requires 2. Name stored responses."""
     case.body = with_integers(case.body)
+    meta = case.meta
+    if meta is None or meta.phase.name.name == "STATEFUL":  # whose links know ids
+        return
+    if "response_id" in (case.path_parameters or {}) and STORED and is_positive(meta):
+        case.path_parameters["response_id"] = STORED.pop() if case.method == "DELETE" else STORED[-1]
+
+
+@schemathesis.hook
+def after_call(context: Any, case: Any, response: Any) -> None:
+    """Keep the ids of stored responses."""
+    if case.method == "POST" and case.path == "/v1/responses" and response.status_code == 200:
+        with contextlib.suppress(ValueError):  # a stream
+            STORED.append(json.loads(response.content)["id"])
 
 
 def with_integers(value: Any) -> Any:
@@ -87,11 +106,16 @@ def with_integers(value: Any) -> Any:
     return value
 
 
+def is_positive(meta: Any) -> bool:
+    """True for a case that the document allows."""
+    return bool(meta.generation.mode.is_positive)
+
+
 @schemathesis.check
 def refused_for_a_reason(context: Any, response: Any, case: Any) -> None:
     """Fail if the server refuses a valid request for a reason outside `REASONS`."""
     meta = case.meta
-    if meta is None or not meta.generation.mode.is_positive or response.status_code not in (400, 408, 503):
+    if meta is None or not is_positive(meta) or response.status_code not in (400, 408, 503):
         return
     error = json.loads(response.content)["error"]
     if not any(re.search(reason, error["message"], re.DOTALL) for reason in REASONS):

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from orca_jax.config import EngineConfig
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema import chat_parser, completion_parser
+from orca_jax.openai.schema import PARSERS, chat_parser, completion_parser
 from orca_jax.openai.schema.nested import NESTED
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.openai.schema.tolerant import NOTHING_IGNORED, Ignored
@@ -304,10 +305,20 @@ def test_fields_of_other_dialects_are_decided(dialect: str) -> None:
 
 def test_nested_fields_are_of_objects_that_exist() -> None:
     document = json.loads(call_for_document())
-    assert set(NESTED) <= set(document["components"]["schemas"])
+    schemas = document["components"]["schemas"]
+    assert set(NESTED) <= set(schemas)
     message = document["components"]["schemas"]["AssistantMessage"]
     assert message["additionalProperties"] == {"type": "null"}
     assert message["properties"]["provider_specific_fields"]["description"].startswith("Ignored")
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.kind.__name__)
+def test_no_field_with_an_effect_is_listed_as_unused(parser: BodyParser[Any]) -> None:
+    """The document would call such a field ignored, as it did with the id of a tool call."""
+    _, schemas = msgspec.json.schema_components([parser.kind])
+    for name, schema in schemas.items():
+        unused = parser.unused if name == parser.kind.__name__ else NESTED.get(name, {})
+        assert sorted(set(unused) & set(schema.get("properties", ()))) == [], name
 
 
 def call_for_document() -> bytes:

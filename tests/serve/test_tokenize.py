@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's format."""
+"""`/tokenize` and `/detokenize`, in vLLM's format, and prompts of calls as ids and as text."""
 
 from typing import Any
 
@@ -68,3 +68,16 @@ def test_rendered_prompts_are_those_of_the_completion(server: Server) -> None:
     assert chat["token_ids"] == post(server, "/tokenize", messages=messages).json()["tokens"]
     wrong = post(server, "/v1/chat/completions/render", messages=messages, temperature=-1)
     assert check_error(wrong)["param"] == "temperature"
+
+
+@pytest.mark.conforms("POST /apply-template")
+def test_the_text_of_a_prompt_is_that_of_its_chat(server: Server) -> None:
+    messages = [{"role": "user", "content": "How many tokens?"}]
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    for fields in ({}, {"tools": tools, "tool_choice": "required"}, {"add_generation_prompt": False}):
+        (text,) = post(server, "/apply-template", model=MODEL, messages=messages, **fields).json().values()
+        ids = post(server, "/v1/chat/completions/render", messages=messages, **fields).json()["token_ids"]
+        assert list(text.encode()) == ids and messages[0]["content"] in text
+    answer = post(server, "/apply-template", messages=messages, reasoning_effort="low")
+    assert answer.headers["x-orca-ignored-fields"] == "reasoning_effort"
+    assert check_error(post(server, "/apply-template", messages=messages, model="other"), 404)["param"] == "model"

@@ -51,7 +51,7 @@ async def count_tokens(service: Service, call: MessagesRequest) -> tuple[TokenCo
     """The number of tokens of a call's prompt, and the names of what has no effect on it. Raises ApiError."""
     same = converted(call, keeps_late_system=service.model.keeps_late_system)
     try:
-        chat.check_limits(same.call)
+        chat.check_call(service, same.call)
         rules = tool_rules(same.call, service)
         prompt = await chat.prompt_of(service, same.call, rules)
     except ApiError as error:

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -25,7 +25,9 @@ from orca_jax.openai.responses.items import (
 )
 from orca_jax.openai.responses.renderer import ResponseRenderer
 from orca_jax.openai.responses.store import Caller, ResponseStore, StoredResponse, stored_response
+from orca_jax.openai.responses.telemetry import Telemetry
 from orca_jax.openai.responses.truncation import shortened
+from orca_jax.openai.schema.answers import Usage
 from orca_jax.openai.schema.chat import ChatRequest
 from orca_jax.openai.schema.responses import LOGPROBS, FlatFunction, InputItem, ItemReference, ResponsesRequest
 
@@ -55,6 +57,7 @@ class ResponseCall:
             *(["include"] if asked else ()),
             *(["top_logprobs"] if call.top_logprobs is not None and not call.wants_logprobs else ()),
             *(["store"] if call.store and not self._store.max_bytes else ()),
+            *(name for name in ("timings_per_token", "return_progress") if getattr(call, name) and not call.stream),
         ]
 
     async def job(self, name: str) -> Job:
@@ -80,15 +83,19 @@ class ResponseCall:
         """The number of tokens of the prompt. Raises ApiError."""
         try:
             call = self._chat()
-            chat.check_limits(call)
+            chat.check_call(self._service, call)
             rules = tool_rules(call, self._service)
             return len((await chat.prompt_of(self._service, call, rules)).ids)
         except ApiError as error:
             raise error.renamed(FIELDS) from None
 
-    def renderer(self, job: Job | None = None) -> ResponseRenderer:
-        """A renderer for the answer; without a job for a failure alone."""
+    def renderer(self, job: Job | None = None, usage: Callable[[], Usage] | None = None) -> ResponseRenderer:
+        """A renderer for the answer, with the token counts so far; without a job for a failure alone."""
         call = self.call
+        has_timings, has_progress = bool(call.timings_per_token), bool(call.return_progress)
+        telemetry = None
+        if usage is not None and call.stream and (has_timings or has_progress):
+            telemetry = Telemetry(usage, has_timings=has_timings, has_progress=has_progress)
         return ResponseRenderer(
             self.begun,
             self._service.model.tokenizer,
@@ -97,6 +104,7 @@ class ResponseCall:
             new_call_id=partial(chat.call_id, job) if job is not None else partial(new_id, "call"),
             prompt=job.prompts[0].ids if job is not None and call.enable_response_messages else None,
             streams=bool(call.stream),
+            telemetry=telemetry,
             keep=self._keep,
         )
 

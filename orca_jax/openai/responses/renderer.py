@@ -20,6 +20,7 @@ from orca_jax.openai.responses.items import (
     response_usage,
 )
 from orca_jax.openai.responses.open_items import OpenCallItem, OpenItem, OpenMessage, OpenReasoning
+from orca_jax.openai.responses.telemetry import Telemetry
 from orca_jax.openai.schema.answers import TokenLogprob, Usage
 from orca_jax.text.tokenizer import Tokenizer
 from orca_jax.text.tools import OutputPart, Reasoning, ToolCall
@@ -40,6 +41,7 @@ class ResponseRenderer:
         new_call_id: makes the id of a call.
         prompt: the prompt, if the response shall have it and the answer as texts and ids.
         streams: True if the events are sent.
+        telemetry: measures the call, None if its events have no times.
         keep: takes a response at its end, and its JSON.
     """
 
@@ -53,6 +55,7 @@ class ResponseRenderer:
         new_call_id: Callable[[], str],
         prompt: Sequence[int] | None,
         streams: bool,
+        telemetry: Telemetry | None,
         keep: Keep,
     ) -> None:
         self._begun = begun
@@ -63,6 +66,7 @@ class ResponseRenderer:
         self._prompt = prompt
         self._ids: list[int] = []  # of the answer, if it shall have them
         self._streams = streams
+        self._telemetry = telemetry
         self._keep = keep
         self._sequence = 0  # number of the next event
         self._output: list[OutputItem] = []
@@ -73,6 +77,8 @@ class ResponseRenderer:
     def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
         """The events of a piece: those of its parts, and of the items that begin and end with them."""
         events = self._begin()
+        if self._telemetry is not None and (progress := self._telemetry.progress()):
+            events += self._event("response.in_progress", response=self._begun, **progress)
         if self._num_top is not None:
             if piece.num_reasoning:
                 self._logprobs = []  # of the start tag
@@ -98,7 +104,8 @@ class ResponseRenderer:
         """The event with the whole response."""
         answer = self.answer(usage)
         status = b"incomplete" if self._is_cut else b"completed"
-        return self._event(f"response.{status.decode()}", response=msgspec.Raw(answer))
+        times = {} if self._telemetry is None else self._telemetry.timings()
+        return self._event(f"response.{status.decode()}", response=msgspec.Raw(answer), **times)
 
     def failure(self, error: ApiError) -> bytes:
         """The event of a failed response. The first event of the stream comes before it, unless it was sent already."""
@@ -155,7 +162,7 @@ class ResponseRenderer:
         item.add(text, logprobs)
         if not self._streams:
             return b""
-        if isinstance(item, OpenMessage) and not logprobs:
+        if isinstance(item, OpenMessage) and not logprobs and self._telemetry is None:
             # Formatted by hand, since almost every token of a stream takes this path.
             self._sequence += 1
             return b'%b%d,"item_id":"%b","output_index":%d,"content_index":0,"delta":%b,"logprobs":[]}\n\n' % (
@@ -165,7 +172,12 @@ class ResponseRenderer:
                 len(self._output),
                 _encode(text),
             )
-        return self._item_events([item.delta(text, logprobs)]) if text or logprobs else b""
+        if not text and not logprobs:
+            return b""
+        kind, fields = item.delta(text, logprobs)
+        if self._telemetry is not None:
+            fields |= self._telemetry.timings()
+        return self._item_events([(kind, fields)])
 
     def _start(self, item: OpenItem) -> bytes:
         events = self._close()

@@ -39,6 +39,7 @@ def request_schemas(
             fields: UnusedFields = unused.get(name, {})
             schema["properties"].update({name: known.schema() for name, known in fields.items()})
             schema["additionalProperties"] = True if takes_unknown else {"type": "null"}
+    schemas["CalledTool"]["properties"]["type"]["enum"].append(None)  # like all fields that may be left out
     for parser in PARSERS:
         properties = schemas[parser.kind.__name__]["properties"]
         properties["model"] = {"enum": [*names, None], "description": properties["model"].get("description", "")}

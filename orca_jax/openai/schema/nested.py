@@ -64,7 +64,10 @@ NESTED: Mapping[str, UnusedFields] = {
         "is_error": ignored("the model reads content", False),
     },
     "TextPart": {**_EXTRA, "annotations": ignored(OF_CLIENT, []), "citations": ignored(OF_CLIENT, [])},
-    "CalledTool": {**_EXTRA, "status": ignored(OF_CLIENT), "extra_content": ignored(OF_CLIENT)},
+    "CalledTool": {
+        **{name: field for name, field in _EXTRA.items() if name != "id"},
+        **dict.fromkeys(("status", "extra_content"), ignored(OF_CLIENT)),
+    },
     "CalledFunction": {
         "parsed_arguments": ignored("arguments has the same as text"),
         "provider_specific_fields": ignored(OF_CLIENT),

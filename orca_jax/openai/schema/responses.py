@@ -229,6 +229,14 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         Meta(description="Also return `input_messages` and `output_messages`: prompt and answer, as text and as ids."),
     ] = None
     stream_options: Annotated[ResponseStreamOptions | None, Meta(description="Options of the stream.")] = None
+    timings_per_token: Annotated[
+        bool | None,
+        Meta(description="Add `timings` of llama.cpp to the pieces of a stream, and to its last event."),
+    ] = None
+    return_progress: Annotated[
+        bool | None,
+        Meta(description="Add llama.cpp's event with `prompt_progress` to a stream, when the prompt is processed."),
+    ] = None
     request_id: Annotated[CallerId | None, Meta(description="Written to logs and traces.")] = None
 
     @property

@@ -61,6 +61,6 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of token ids, including special tokens."""
+    """The text of token ids or of a conversation, including special tokens."""
 
     prompt: str

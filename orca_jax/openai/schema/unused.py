@@ -234,7 +234,6 @@ _OF_AGENTS = (
     *("service_tier", "safety_identifier", "user_security_context", "prompt_cache_key", "prompt_cache_options"),
     *("prompt_cache_retention", "provider_specific_fields", "cache_control", "provider", "models", "route"),
     *("rid", "cache_prompt", "id_slot", "keep_alive", "ttl", "session_id", "trace", "data_parallel_rank"),
-    *("timings_per_token", "return_progress"),
 )
 RESPONSES: UnusedFields = {
     **{name: COMMON[name] for name in _OF_AGENTS},

@@ -60,7 +60,8 @@ class _Responses:
                 raise
             return Response(asked.renderer().failure(error), media_type="text/event-stream")
         headers = headers_of(self._service, job, ignored)
-        generation, renderer = Generation(self._service, job), asked.renderer(job)
+        generation = Generation(self._service, job)
+        renderer = asked.renderer(job, generation.usage)
         if asked.call.stream:
             return EventStream(generation, renderer, None, headers)
         try:

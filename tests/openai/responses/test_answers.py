@@ -251,6 +251,7 @@ def test_log_probabilities_of_a_call_belong_to_no_text() -> None:
         new_call_id=lambda: "call_1",
         prompt=None,
         streams=True,
+        telemetry=None,
         keep=lambda response, answer: kept.append(response),
     )
     score = TokenLogprobs(-0.5, 1, (), ())
