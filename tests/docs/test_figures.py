@@ -1,6 +1,7 @@
 """The drawn figures of the pages are current, and the sentences of docs/how_it_works.md are true of their run."""
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from scripts.figures.__main__ import FIGURES, PAPER
 from scripts.figures.paper import fed_tokens
 from scripts.figures.tour import BUDGET, Tour, take_tour
+from tests.docs.pages import PAGES as ALL
 from tests.docs.pages import links
+from tests.docs.words import without_parts
 from tests.project.source import ROOT
 
 PAGES = dict.fromkeys(FIGURES, "docs/how_it_works.md") | dict.fromkeys(PAPER, "docs/paper.md")
@@ -42,6 +45,14 @@ def test_figures_are_in_their_page_with_their_commands(name: str, page: str, tou
     used = {name for each in root.iter() for name in (each.get("class") or "").split()}
     light, dark = re.findall(r"<style>(.*?)@media \(prefers-color-scheme: dark\)\{(.*?)</style>", text)[0]
     assert all(f".{each}{{" in light and f".{each}{{" in dark for each in used)
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(page for page in ALL if page.startswith("docs/"))])
+def test_figures_have_their_commands(page: str) -> None:
+    """In a comment, or the figure is in a part that a program writes with its command."""
+    text = without_parts((ROOT / page).read_text(encoding="utf-8"))
+    for figure in re.findall(r"!\[[^]]*\]\(([\w/.-]+\.svg)\)", text):
+        assert re.search(rf"<!-- (?:python -m|orca-jax) .*{Path(figure).name} -->", text), f"{page}: {figure}"
 
 
 def test_only_the_newest_token_goes_in_after_the_prompt() -> None:
