@@ -16,14 +16,14 @@ COMMANDS = {
     "foresight": Command("lab.length_prediction", "latency with each length predictor, on word problems"),
     "held_out": Command("lab.simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),
     "host": Command("lab.host_time", "host time and device idle time per iteration"),
-    "windows": Command("lab.window_steps", "time of a decode step with windows in all layers, by context"),
-    "load": Command("lab.loading.command", "time and memory of loading weights, against a plain read"),
+    "install": Command("lab.install", "time of an installation from the source tree, and the size of the wheel"),
     "lora": Command("lab.lora.command", "cost of adapters in one batch", "lab.lora.flags"),
     "lowered": Command("lab.lowered", "the lowered text of all programs, to compare two versions of the code"),
     "overlay": Command("lab.reproduce.overlay", "draw all figures over the paper's points on one page"),
     "pages": Command("lab.pages", "write the numbers of the pages again, from the recorded results"),
     "paper_real": Command("lab.real.command", "the paper's Figures 9, 10 and 11 on a real engine"),
     "peers": Command("lab.peers.command", "throughput and latency beside other engines on the same requests"),
+    "parts": Command("lab.device_parts", "shares of device time of the parts of the model"),
     "plan_messages": Command("lab.hosts.control", "time to send plans to workers"),
     "predict": Command("lab.simulated.predict", "predict a recorded run from another one, and print the errors"),
     "prefix": Command("lab.prefix_reuse", "hit rate, gain and cost of prefix caching"),
@@ -38,10 +38,10 @@ COMMANDS = {
         "lab.quantisation.quantised_flags",
     ),
     "reproduce": Command("lab.reproduce.command", "the paper's Figures 8 to 11 and Table 1, with a verdict each"),
+    "scheduler_cost": Command("lab.scheduler_cost", "the host's time for each request, by scheduler and ordering"),
     "speculation": Command(
         "lab.speculation.command", "speculation against none: tokens per second and accepted proposals"
     ),
-    "tracing": Command("lab.timeline_cost", "cost of --trace-file"),
     "whatif": Command("lab.reproduce.whatif", "Figure 10 with other numbers and other seeds"),
     "workers": Command("lab.workers", "throughput of a pipeline over its iterations in flight"),
 }
@@ -59,4 +59,4 @@ def make_parser(names: Collection[str] = tuple(COMMANDS)) -> FlagParser:
 
 
 if __name__ == "__main__":
-    sys.exit(run_program("lab", main))
+    sys.exit(run_program("python -m lab", main))

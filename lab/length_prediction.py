@@ -175,6 +175,6 @@ def _tau(predictor: Predictor, answers: LoggedAnswers) -> float:
         predictor.observe(request)
     import numpy as np
 
-    from orca_jax.ranker.rank_correlation import kendall_tau
+    from lab.rank_correlation import kendall_tau
 
     return kendall_tau(np.asarray(guesses), np.asarray(answers.lengths, float))

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from lab import control_plane, support_page, workers
-from lab.real.page import table
+from lab.peers import page as peers_page
+from lab.real.page import held_out, measured, table
 from lab.reproduce import baselines, blocks
 from orca_jax.errors import ConfigError
 from orca_jax.serve.openapi import openapi_document
 
 ROOT = Path(__file__).resolve().parents[1]
-_DOCS = ("benchmarks", "comparison", "flags", "paper", "serving", "support")
+_DOCS = ("benchmarks", "comparison", "flags", "paper", "peers", "serving", "support")
 PAGES = ("README.md", "ARTIFACT.md", *(f"docs/{name}.md" for name in _DOCS))
 
 
@@ -62,8 +63,12 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "baselines": baselines.block,
     "beyond": blocks.beyond,
     "claims": blocks.claims,
+    "commands": support_page.commands,
     "control": control_plane.block,
     "errors": blocks.errors,
+    "held_out": held_out,
+    "measured": measured,
+    "peers": peers_page.block,
     "routes": routes,
     "schedulers": schedulers,
     "support": support_page.block,

@@ -79,14 +79,11 @@ def texts_of(config: EngineConfig) -> str:
     A GGUF file has the directory of its tokenizer.
 
     Raises:
-        ConfigError: a GGUF file without a tokenizer; or as in `pinned`.
+        ConfigError: as in `pinned`.
     """
     if not is_gguf(config.model):
         return directory_of(config)
-    if config.tokenizer is None:
-        message = f"the tokenizer in {config.model} is not read; give the directory of the model's tokenizer"
-        raise ConfigError(message, param="tokenizer")
-    return config.tokenizer if Path(config.tokenizer).exists() else ""
+    return config.tokenizer if config.tokenizer is not None and Path(config.tokenizer).exists() else ""
 
 
 def directory_of(config: EngineConfig) -> str:

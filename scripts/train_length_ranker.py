@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lab.rank_correlation import kendall_tau
 from length_ranker.card import Result, write_card
 from length_ranker.log import read_log
 from length_ranker.training import Settings, scores_of, train
@@ -22,7 +23,6 @@ from orca_jax.bundled import model_directory
 from orca_jax.errors import OrcaError
 from orca_jax.flags import FlagParser
 from orca_jax.model.load import load_decoder, tensor_mesh
-from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.scorer import calibrate
 from orca_jax.ranker.storage import PARAMS, save_scorer, scorer_of
 from orca_jax.text.tokenizer import load_tokenizer

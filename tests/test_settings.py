@@ -224,8 +224,8 @@ SERVER_REFUSED = {
     "host": "--uds x --host 127.0.0.1",
     "port": "--uds x --port 8000",
     "allowed_hosts": "--uds x --allowed-hosts a",
-    "ssl_keyfile": "--ssl-certfile x",
-    "ssl_certfile": "--ssl-keyfile x",
+    "ssl_keyfile": "--ssl-keyfile x",
+    "ssl_certfile": "--ssl-certfile x",
     "ssl_ca_certs": "--ssl-ca-certs x",
     "cache_salt_per_key": "--cache-salt-per-key",
     "allow_credentials": "--allow-credentials",
@@ -241,9 +241,9 @@ SERVER_REFUSED = {
     "master_port": "--master-port 29501",
     "cluster_key_file": "--cluster-key-file x",
     "control_timeout": "--control-timeout 5",
-    "mtls_cert_file": "--nnodes 2 --mtls-key-file x",
-    "mtls_key_file": "--nnodes 2 --mtls-cert-file x",
-    "mtls_ca_file": "--nnodes 2 --mtls-cert-file x --mtls-key-file x",
+    "mtls_cert_file": "--nnodes 2 --mtls-cert-file x",
+    "mtls_key_file": "--nnodes 2 --mtls-key-file x",
+    "mtls_ca_file": "--nnodes 2 --mtls-ca-file x",
     "restart_engine": "--nnodes 2 --restart-engine",
 }
 
@@ -286,8 +286,7 @@ BENCH_REFUSED = [
     ("online --base-url http://h --model m --pace 5", "pace"),
     ("online --base-url http://h --model m --server-flags --seed 3", "server_flags"),
     ("burst --model preset:toy --plot-unit seconds", "plot_unit"),
-    ("offline --model preset:toy --length-scale 2", "trace_data"),
-    ("offline --model preset:toy --profile --num-requests 2", "profile"),
+    ("offline --model preset:toy --length-scale 2", "length_scale"),
     ("schedulers --model preset:toy --overlap --schedulers orca request_level", "overlap"),
     (
         "schedulers --model preset:toy --schedulers orca --num-requests 2 --enable-prefix-caching",

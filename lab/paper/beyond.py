@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lab.paper.effort import Effort
+from lab.paper.gpt import LONGEST
 from lab.paper.places import Place, simulate
+from lab.paper.runs import Lengths, paper_lengths, poisson
 from lab.paper.sweep import saturation
 from lab.paper.systems import parse_system
 from lab.policies import POLICIES
-from orca_jax.bench.paper.runs import Lengths, paper_lengths, poisson
 from orca_jax.bench.workload.files import read_azure
 from orca_jax.reporting import print_table, rounded, write_file
-from orca_jax.sim.gpt import LONGEST
 
 RESULT = Path(__file__).parents[1] / "results" / "beyond.json"
 RATE = 5.0

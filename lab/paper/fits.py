@@ -1,6 +1,6 @@
 """All fitted numbers of the simulation, and fits that did not see the figures that they predict.
 
-The seconds of a stage come from bytes and operations (`orca_jax/sim/gpt.py`). Two shares of the peak rates stand for
+The seconds of a stage come from bytes and operations (`lab/paper/gpt.py`). Two shares of the peak rates stand for
 all that the formula leaves out: all-reduces, hops between stages, unembedding, attention of prompts, and the host.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from orca_jax.sim.gpt import Efficiency
+from lab.paper.gpt import Efficiency
 
 Kind = Literal["fitted", "held out", "unfitted"]
 

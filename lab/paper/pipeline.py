@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from lab.paper.effort import Effort
 from lab.paper.places import Place, build, simulate
+from lab.paper.runs import Lengths, homogeneous, paper_lengths
 from lab.paper.systems import System
-from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths
 from orca_jax.observer import Observer
 from orca_jax.request import SamplingParams
 from orca_jax.sched.pool import RequestPool

@@ -5,18 +5,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lab.paper.fits import FITTED, Fit
+from lab.paper.gpt import LONGEST, MODELS, Device, StageCost
+from lab.paper.runs import Drive, Lengths, RunResult, serve
 from lab.paper.systems import System
 from lab.policies import POLICIES, Policy, Setting
 from orca_jax.bench.feed import advance
-from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, serve
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
-from orca_jax.sim.cost import StageCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
-from orca_jax.sim.gpt import LONGEST, MODELS, Device
 
 PAGE_SIZE = 16
 FEWEST_SLOTS = 33  # of a request of the paper's workload

@@ -18,7 +18,6 @@ from typing import Any
 from lab.peers.environment import Environment, default_folder, prepare_environment, program_of
 from lab.peers.inputs import write_inputs
 from lab.peers.offline import run_offline
-from lab.peers.page import write_page
 from lab.peers.registry import CLIENTS, PEERS, UNAVAILABLE, Peer
 from lab.peers.results import add, finish, new_results, print_results, save
 from lab.peers.served import run_online
@@ -28,7 +27,7 @@ from orca_jax.bench.workload.generate import add_workload_args
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags import human_int
 
-NOT_REPORTED = ("run", "command", "environment", "write", "save", "page", "only_page")
+NOT_REPORTED = ("run", "command", "environment", "write", "save")
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -92,8 +91,6 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
 def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
     group.add_argument("--save", metavar="FILE", help="add the results to the JSON of a file, after each setting")
-    group.add_argument("--page", metavar="FILE", help="also write all results as tables in Markdown")
-    group.add_argument("--only-page", action="store_true", help="measure nothing: write --page from --save")
     group.add_argument("--write", metavar="DIR", help="only write the inputs of the programs: workload and model")
 
 
@@ -110,11 +107,6 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps({"workload": str(found.workload), "model": str(found.model)}))
         return
     results = new_results(args.save)
-    if args.only_page:
-        if args.save is None or args.page is None or not Path(args.save).exists():
-            raise ConfigError("only_page needs --page and an existing file of --save", param="only_page")
-        write_page(results, args.page)
-        return
     names = _check(args)
     config = {name: value for name, value in vars(args).items() if name not in NOT_REPORTED}
 
@@ -125,8 +117,6 @@ def run(args: argparse.Namespace) -> None:
 
     _measure(args, names, keep)
     print_results(results)
-    if args.page is not None:
-        write_page(finish(results, config), args.page)
     print(json.dumps(finish(results, config)))
 
 

@@ -1,16 +1,17 @@
-"""The results as a page in Markdown."""
+"""The results as a page in Markdown, a block of `lab/pages.py`."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lab.peers.results import LATENCY, latency_ratios, ratios
-from orca_jax.errors import ConfigError, reason_of
-from orca_jax.reporting import write_file
 
+MEASURED = Path(__file__).resolve().parents[2] / "docs" / "measured" / "peers.json"
 _HEAD = """\
 # Beside other engines
 
-This page is made by the command at its end from [peers.json](measured/peers.json). Ratios are ours to theirs: above 1
+This page is made by the commands at its end from [peers.json](measured/peers.json). Ratios are ours to theirs: above 1
 in throughput, and below 1 in latency, orca-jax is the faster one. A comparison should quote a peer's fastest way of
 running. All engines have the same weights, the same requests and the same processors.
 
@@ -27,7 +28,8 @@ running. All engines have the same weights, the same requests and the same proce
 _MAKE = """
 To repeat it, without torch or any peer in the environment of orca-jax:
 
-    python -m lab peers --save docs/measured/peers.json --page docs/peers.md
+    python -m lab peers --save docs/measured/peers.json
+    python -m lab pages
 """
 _ONLINE = (
     ("output_throughput", "output tokens/s", 1),
@@ -47,12 +49,9 @@ _OUTSIDE = (
 )
 
 
-def write_page(results: Mapping[str, Any], path: str) -> None:
-    """Write the page to a file. Raises ConfigError."""
-    try:
-        write_file(path, page(results).encode())
-    except OSError as error:
-        raise ConfigError(f"page {path!r} cannot be written: {reason_of(error)}", param="page") from error
+def block() -> str:
+    """Return the text of the page of `docs/measured/peers.json`."""
+    return page(json.loads(MEASURED.read_text(encoding="utf-8")))
 
 
 def page(results: Mapping[str, Any]) -> str:

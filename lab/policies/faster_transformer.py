@@ -11,13 +11,14 @@ Two things go beyond `orca_jax/sched/request_level.py`. Neither is in the paper.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lab.paper.gpt import StageCost
 from lab.policies.policy import Setting
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import KnownScheduler
-from orca_jax.sim.cost import IterationCost, StageCost, WorkCounts
+from orca_jax.sim.cost import IterationCost, WorkCounts
 
 
 class FasterTransformerScheduler(RequestLevelScheduler):

@@ -7,12 +7,13 @@ of a batch of Transformers, without FasterTransformer's start at the shortest pr
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lab.paper.gpt import StageCost
 from lab.policies.policy import Setting
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, KnownScheduler, Selection
-from orca_jax.sim.cost import IterationCost, StageCost, WorkCounts
+from orca_jax.sim.cost import IterationCost, WorkCounts
 
 
 class PaddedScheduler(RequestLevelScheduler):

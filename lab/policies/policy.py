@@ -7,8 +7,9 @@ name such as `orca(32)` in every table.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from lab.paper.gpt import StageCost
 from orca_jax.sched.scheduler import KnownScheduler
-from orca_jax.sim.cost import IterationCost, StageCost
+from orca_jax.sim.cost import IterationCost
 
 
 class Setting(NamedTuple):

@@ -2,8 +2,8 @@
 
 Arrivals follow a Poisson clock in an open loop, and lengths are those of the paper's trace, scaled from its context of
 2,048 tokens to the model's. Systems alternate, so that ratios hold on a shared machine. Before anything else the
-saturation of each system is measured; rates are multiples of it. The last line is one JSON object. `page` writes the
-sections of docs/paper.md from the files below `--docs`.
+saturation of each system is measured; rates are multiples of it. The last line is one JSON object. `draw` draws the
+figures again from the files below `--docs`; `python -m lab pages` writes the sections of docs/paper.md.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 from lab.paper.plot import plot_batches, plot_curves
+from lab.paper.runs import WARM_UP
 from lab.paper.systems import System, parse_system
 from lab.real.curves import LOADS
 from lab.real.figures import MICRO_BATCHES, SYSTEMS, figure_9, figure_10, figure_11
 from lab.real.laboratory import Laboratory
 from lab.real.opening import open_laboratory, surroundings
-from lab.real.page import FILES, check_docs, file_of, label_of, read_results, write_page, write_result
-from orca_jax.bench.paper.runs import WARM_UP
+from lab.real.page import FILES, check_docs, file_of, label_of, read_results, write_result
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import need_matplotlib, print_table, rounded
@@ -31,7 +31,7 @@ MINUTES = 12.0
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark and of the engine."""
-    parser.add_argument("figure", choices=(*SYSTEMS, "all", "page"), help="figure of the paper, or the page of results")
+    parser.add_argument("figure", choices=(*SYSTEMS, "all", "draw"), help="figure of the paper, or drawings of results")
     parser.add_argument(
         "--minutes", type=float, default=MINUTES, metavar="M",
         help="about the time for each of Figures 10 and 11, without loading and compiling (default: 12)",
@@ -48,7 +48,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--docs", metavar="DIRECTORY",
-        help="write measured/paper-real-fig10.json, paper-real-fig10.svg and the like, and a section of paper.md here",
+        help="write measured/paper-real-fig10.json, paper-real-fig10.svg and the like here",
     )  # fmt: skip
     add_engine_args(parser, without=("scheduler", "max_num_seqs", "trace_file", "n_workers"), model="preset:gpt2")
 
@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> None:
     check_docs(args.docs)
     if args.docs is not None:
         need_matplotlib()
-    if args.figure == "page":
+    if args.figure == "draw":
         if args.docs is None:
-            raise ConfigError("page needs the directory of paper.md; give docs", param="docs")
-        for result in read_results(args.docs).values():
-            if result.get("figure") in FILES:
-                draw(args.docs, result["figure"], result)
-        print(json.dumps({"page": write_page(args.docs)}))
+            raise ConfigError("draw needs the directory of results; give docs", param="docs")
+        results = {label: each for label, each in read_results(args.docs).items() if each.get("figure") in FILES}
+        for result in results.values():
+            draw(args.docs, result["figure"], result)
+        print(json.dumps({"drawn": list(results)}))
         return
     if not (args.minutes > 0 and math.isfinite(args.minutes)):
         raise ConfigError(f"minutes must be above 0, got {args.minutes}", param="minutes")
@@ -87,7 +87,6 @@ def run(args: argparse.Namespace) -> None:
             if args.docs is not None:  # at once: a later figure that fails loses nothing
                 write_result(args.docs, figure, found[figure])
                 draw(args.docs, figure, found[figure])
-                write_page(args.docs)
     print(json.dumps(found[args.figure] if len(wanted) == 1 else found), flush=True)
 
 

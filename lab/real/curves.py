@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.paper.curves import NONE, Point, throughput_along, throughput_at
+from lab.paper.runs import Lengths, poisson
 from lab.paper.systems import parse_system
 from lab.real.budget import LEAST_REQUESTS, PlannedRun, seconds_of_a_run
 from lab.real.laboratory import Laboratory
-from orca_jax.bench.paper.runs import Lengths, poisson
 
 LOADS = (0.4, 0.7, 0.85, 1.0, 1.3)
 """Arrival rates of a curve, as multiples of the throughput with all requests at once."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from lab.paper.runs import Lengths, homogeneous, paper_lengths, scaled
 from lab.paper.systems import System, parse_system
 from lab.real.curves import LOADS, Sweep, ratios
 from lab.real.laboratory import Laboratory
-from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, scaled
 
 SYSTEMS = {
     "fig9": ("orca(32)", "ft(32,32)"),

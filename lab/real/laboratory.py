@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lab.paper.runs import Drive, Lengths, RunResult, serve
 from lab.paper.systems import System
 from lab.real.quiet import Quiet
 from orca_jax.assembly.support import adapted
 from orca_jax.bench.feed import RealWaits, sleep_until
-from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, serve
 from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from lab.paper.gpt import LONGEST
 from lab.paper.systems import System
 from lab.real.laboratory import Laboratory, settings_of
 from orca_jax.assembly.engine import build_engine
@@ -21,7 +22,6 @@ from orca_jax.assembly.support import adapted
 from orca_jax.bench.measure import reschedule
 from orca_jax.config import EngineConfig
 from orca_jax.reporting import hardware
-from orca_jax.sim.gpt import LONGEST
 from orca_jax.timeline.read import Timeline, parse_timeline
 from orca_jax.timeline.writer import TimelineWriter
 

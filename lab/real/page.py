@@ -1,4 +1,4 @@
-"""The files of measured figures, and the section of docs/paper.md made from them."""
+"""The files of measured figures, and the sections of docs/paper.md made from them."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orca_jax.bench.paper.runs import WARM_UP
+from lab.paper.runs import WARM_UP
 from orca_jax.errors import ConfigError, reason_of
 from orca_jax.reporting import p99_name, write_file
 
@@ -17,8 +17,7 @@ HELD_OUT = "held_out"
 NAMES = FILES | {HELD_OUT: "held-out"}
 USUAL_MODEL = "preset:distilgpt2"
 """The model whose figures have the names in `FILES`. Those of other models have the model's name after them."""
-BEGIN, END = "<!-- begin: lab paper_real page -->", "<!-- end: lab paper_real page -->"
-HELD_BEGIN, HELD_END = "<!-- begin: lab held_out page -->", "<!-- end: lab held_out page -->"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHOWN = {
     "requests_per_s": "throughput",
     "median_normalized_latency_ms": "median normalised latency",
@@ -34,8 +33,8 @@ Found = Mapping[str, Any]
 
 def check_docs(directory: str | None) -> None:
     """Check the directory of pages, if there is one. Raises ConfigError; `param` is "docs"."""
-    if directory is not None and not os.path.isfile(os.path.join(directory, "paper.md")):
-        raise ConfigError(f"docs {directory!r} is not a directory with paper.md", param="docs")
+    if directory is not None and not os.path.isdir(os.path.join(directory, "measured")):
+        raise ConfigError(f"docs {directory!r} is not a directory with a folder measured", param="docs")
 
 
 def label_of(figure: str, found: Found) -> str:
@@ -64,27 +63,14 @@ def write_result(directory: str, figure: str, found: Found) -> None:
     )
 
 
-def write_page(directory: str) -> list[str]:
-    """Write the sections of paper.md from the results in `measured`; returns the results in them.
-
-    Raises:
-        ConfigError: a file cannot be read or written, or the page has no place for a section; `param` is "docs".
-    """
-    found = read_results(directory)
-    if set(found) - {HELD_OUT}:
-        _write_section(directory, BEGIN, END, section(found))
-    if HELD_OUT in found:
-        _write_section(directory, HELD_BEGIN, HELD_END, held_out_section(found))
-    return list(found)
+def measured() -> str:
+    """The section of the measured Figures 9 to 11."""
+    return section(read_results(str(DOCS)))
 
 
-def _write_section(directory: str, first: str, last: str, content: str) -> None:
-    path = os.path.join(directory, "paper.md")
-    before, begin, rest = _read(path).partition(first)
-    _, end, after = rest.partition(last)
-    if not begin or not end:
-        raise ConfigError(f"{path!r} has no lines {first!r} and {last!r}; add them", param="docs")
-    _write(path, f"{before}{first}\n{content}\n{last}{after}")
+def held_out() -> str:
+    """The section of held-out predictions."""
+    return held_out_section(read_results(str(DOCS)))
 
 
 def read_results(directory: str) -> dict[str, Found]:

@@ -9,12 +9,12 @@ from lab.paper.effort import Effort
 from lab.paper.fits import Fit
 from lab.paper.places import Place
 from lab.paper.points import largest
+from lab.paper.runs import paper_lengths
 from lab.paper.sweep import Curve, point_at, saturation
 from lab.paper.systems import parse_system
 from lab.policies import POLICIES
 from lab.reproduce.fig9 import normalised_ms
 from lab.reproduce.rows import Row
-from orca_jax.bench.paper.runs import paper_lengths
 
 HEADLINE = ("orca(32)", "ft(1,1)")
 PAPER_HEADLINE = {"orca(32)": 6.81, "ft(1,1)": 0.185}

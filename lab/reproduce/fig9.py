@@ -9,9 +9,9 @@ from lab.paper.effort import Effort
 from lab.paper.fits import FITTED, Fit
 from lab.paper.places import Place, simulate
 from lab.paper.points import read_figure_9b
+from lab.paper.runs import homogeneous
 from lab.paper.systems import System
 from lab.reproduce.rows import Row
-from orca_jax.bench.paper.runs import homogeneous
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 GENERATED = 32

@@ -15,17 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lab.paper.runs import Lengths, RunResult, paper_lengths
 from lab.paper.systems import System, parse_system
 from lab.real.curves import arrivals_at, steady_throughput
 from lab.real.laboratory import Laboratory, settings_of
 from lab.real.opening import open_laboratory, recording, surroundings
-from lab.real.page import HELD_OUT, SHOWN, check_docs, write_page, write_result
+from lab.real.page import HELD_OUT, SHOWN, check_docs, write_result
+from lab.simulated.cost import FeatureCost
 from lab.simulated.prediction import launch_overhead, predicted_run, scaled_cost, skewed_lengths
-from orca_jax.bench.paper.runs import Lengths, RunResult, paper_lengths
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import print_table, rounded
-from orca_jax.sim.cost import FeatureCost, windows_of
+from orca_jax.sim.cost import windows_of
 from orca_jax.timeline.read import Timeline
 
 FIT_LOADS = (0.5, 0.95, 0.75)
@@ -54,9 +55,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--held-out-model", metavar="MODEL", help="also predict this model by the scaled cost of --model"
     )
-    parser.add_argument(
-        "--docs", metavar="DIRECTORY", help="write measured/held-out.json and a section of paper.md here"
-    )
+    parser.add_argument("--docs", metavar="DIRECTORY", help="write measured/held-out.json here")
     add_engine_args(parser, without=("scheduler", "max_num_seqs", "trace_file", "n_workers"), model="preset:gpt2")
 
 
@@ -97,7 +96,6 @@ def run(args: argparse.Namespace) -> None:
     line = rounded({**line, **settings, "dtype": dtype, "seconds": time.monotonic() - start} | about)
     if args.docs is not None:
         write_result(args.docs, HELD_OUT, line)
-        write_page(args.docs)
     print(json.dumps(line))
 
 
@@ -128,7 +126,7 @@ def measure(
             name = waiting.pop(0)
             recorded[name].append(_recorded(laboratory, conditions[name], timelines[name]))
             print(f"  recorded {name}", flush=True)
-    from orca_jax.timeline.features import fit_features  # help comes without NumPy
+    from lab.simulated.features import fit_features  # help comes without NumPy
 
     fit = {kind: fit_features(each[0], *each[1:]) for kind, each in fitting.items()}
     costs = {kind: each.cost for kind, each in fit.items()}
@@ -244,7 +242,7 @@ def _iteration_errors(
     conditions: Mapping[str, Condition], timelines: Mapping[str, Sequence[Timeline]], costs: Costs
 ) -> dict[str, Mapping[str, float]]:
     """The errors of the cost for the device times of single iterations, by held-out run."""
-    from orca_jax.timeline.features import iteration_errors
+    from lab.simulated.features import iteration_errors
 
     found = {}
     for name, one in conditions.items():

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a file is wrong, or has too little in it.
     """
-    from orca_jax.timeline.features import fit_features, iteration_errors  # help comes without NumPy
+    from lab.simulated.features import fit_features, iteration_errors  # help comes without NumPy
 
     fit = fit_features(load_timeline(args.timeline))
     held_out = load_timeline(args.held_out)

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from lab.paper.runs import Drive, Lengths, RunResult, scaled, serve
 from lab.paper.systems import System
 from lab.real.laboratory import Laboratory, prompts_of, settings_of
+from lab.simulated.cost import FeatureCost
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.feed import advance
-from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, scaled, serve
 from orca_jax.config import ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.sched.chunked import ChunkedScheduler
-from orca_jax.sim.cost import FeatureCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.read import Timeline

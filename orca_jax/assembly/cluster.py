@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from orca_jax.assembly.resolve import cache_directory
 from orca_jax.assembly.settings import is_toy
+from orca_jax.assembly.support import Facts, check_support
 from orca_jax.assembly.toy import toy_executor
 from orca_jax.bundled import directory_of, with_commit
 from orca_jax.cluster.control import Lost
@@ -42,7 +43,6 @@ from orca_jax.cluster.worker_link import WorkerLink
 from orca_jax.config import GPU_MEMORY_UTILIZATION, ClusterConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.host import num_processors
-from orca_jax.sim.clock import CLOCK_PREFIX
 from orca_jax.startup import StartTimes
 from orca_jax.step import Executor
 
@@ -81,8 +81,7 @@ class LeaderBuild:
     """
 
     def __init__(self, config: ClusterConfig, model: str, lost: Lost) -> None:
-        if model.startswith(CLOCK_PREFIX):
-            raise ConfigError(f"{model} reports the time, which differs between processes", param="nnodes")
+        check_support(Facts(EngineConfig(model), config.nnodes), "hosts")
         self._own = hello_of(config, model)
         self._leader = Leader(config, lost, has_devices=self._own.has_devices)
         self._hellos: list[Hello] = []

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orca_jax.assembly.draft_model import DraftModel, describe_draft
 from orca_jax.assembly.resolve import max_model_len_of, tokenizer_of
-from orca_jax.assembly.support import quantised
+from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.bundled import directory_of, pinned, texts_of
 from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.model.describe import read_model_config
@@ -33,6 +33,7 @@ def describe(config: EngineConfig) -> Described:
     Raises:
         ConfigError: it cannot be read, or does not support a setting; `param` names the setting.
     """
+    check_support(Facts(config), "texts")
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
     model = quantised(config, read_model_config(source, config.decoder))

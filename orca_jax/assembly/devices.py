@@ -3,6 +3,7 @@
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from orca_jax.assembly.support import Facts, check_support
 from orca_jax.cluster.messages import ModelJob, ToyJob
 from orca_jax.config import GPU_MEMORY_UTILIZATION, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
@@ -106,13 +107,8 @@ def claim_devices(config: EngineConfig, model: ModelConfig) -> "list[jax.Device]
             cores,
         )
     size = wanted or (most_shards(model, max(1, min(cores, len(devices)) // stages)) if on_cpu else 1)
-    if size * stages > len(devices):
-        by_stages = f" and pipeline_parallel_size is {stages}" if stages > 1 else ""
-        raise ConfigError(
-            f"tensor_parallel_size is {size}{by_stages}, but this process sees {len(devices)} {devices[0].platform} "
-            f"devices; {'their product' if stages > 1 else 'it'} must not be more",
-            param="tensor_parallel_size" if stages == 1 else "pipeline_parallel_size",
-        )
+    platform, number = devices[0].platform, len(devices)
+    check_support(Facts(config, model=model, platform=platform, shards=size, num_devices=number), "devices")
     return devices[: size * stages]
 
 
@@ -122,7 +118,7 @@ def devices_each(config: EngineConfig, model: ModelConfig, most: int, nnodes: in
     Raises:
         ConfigError: the settings do not give equal numbers to all processes.
     """
-    from orca_jax.model.sharding import can_share, check_divisible
+    from orca_jax.model.sharding import can_share
 
     stages, wanted = config.pipeline_parallel_size, config.tensor_parallel_size
     if wanted is None:
@@ -131,13 +127,7 @@ def devices_each(config: EngineConfig, model: ModelConfig, most: int, nnodes: in
         if fitting:
             return max(fitting) * stages // nnodes
         wanted = -(-nnodes // stages)
-        check_divisible(model, wanted)
-    if wanted * stages % nnodes:
-        raise ConfigError(
-            f"tensor_parallel_size {wanted} times pipeline_parallel_size {stages} is not a multiple of the {nnodes} "
-            "processes",
-            param="tensor_parallel_size",
-        )
+    check_support(Facts(config, nnodes, model, shards=wanted), "devices")
     return wanted * stages // nnodes
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from orca_jax.assembly.resolve import PAGE_SIZE, attention_of, dtype_of, page_layout, page_type, tokenizer_of
 from orca_jax.assembly.settings import is_toy
 from orca_jax.assembly.speculation import largest_batch
+from orca_jax.assembly.support import Facts, check_support
 from orca_jax.bundled import directory_of, is_gguf, pinned
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
@@ -102,25 +103,14 @@ def describe_draft(
         own = pinned(own)
         source = directory_of(own) or own.model
         model = read_model_config(source, None)
-        if model.has_states:
-            raise ConfigError(
-                f"{model.family} keeps states, which cannot go back before refused proposals; give a model with "
-                "attention in all layers"
-            )
+    except ConfigError as error:
+        raise _unfit(f"the draft model {speculative.model}: {error.message}") from None
+    check_support(Facts(config, model=target, draft=model, max_model_len=max_model_len), "draft")
+    try:
         check_weights(source, own.load_format)
         words = tokenizer_of(own, source) if config.tokenizer is None else tokenizer
     except ConfigError as error:
         raise _unfit(f"the draft model {speculative.model}: {error.message}") from None
-    if model.vocab_size != target.vocab_size:
-        raise _unfit(
-            f"the draft model {speculative.model} has a vocabulary of {model.vocab_size} ids, and {config.model} of "
-            f"{target.vocab_size}; give a model with the same tokenizer"
-        )
-    if model.max_positions < max_model_len:
-        raise _unfit(
-            f"the draft model {speculative.model} has {model.max_positions} positions, and max_model_len is "
-            f"{max_model_len}; lower max_model_len, or give another model"
-        )
     ids = range(model.vocab_size)
     if words is not tokenizer and any(words.token_bytes(each) != tokenizer.token_bytes(each) for each in ids):
         raise _unfit(f"the draft model {speculative.model} has another tokenizer than {config.model}")

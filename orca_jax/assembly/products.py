@@ -42,7 +42,7 @@ def product_library(
         Facts(replace(config, cpu_products="native"), model=model, platform=platform, dtype=dtype), "platform"
     )
     library = None if unfit else load_library(directory)  # if None, the log has the reason
-    reason = unfit.message if unfit else _lack(library, dtype)
+    reason = unfit.message if unfit else _lack(config, library, dtype)
     if reason and wanted == "native":
         raise ConfigError(reason, param="cpu_products")
     if unfit or (reason and library is not None):
@@ -62,10 +62,9 @@ def _is_measured(dtype: DType) -> bool:
     return _MEASURED in flags and not (dtype == "bfloat16" and _MATRIX_UNIT in flags)
 
 
-def _lack(library: "Library | None", dtype: DType) -> str:
+def _lack(config: EngineConfig, library: "Library | None", dtype: DType) -> str:
     """What this machine lacks for the library, or for its products in a type; empty if it has all."""
-    if library is None:
-        return "cpu_products native needs Linux, a processor with AVX2 and FMA, and a C compiler (cc): use auto"
-    if dtype == "bfloat16" and not library.has_bfloat16:
-        return "cpu_products native multiplies bfloat16 on processors with AVX512-BF16 alone: use float32 or xla"
-    return ""
+    has_bfloat16 = library is not None and library.has_bfloat16
+    facts = Facts(replace(config, cpu_products="native"), dtype=dtype, has_library=library is not None)
+    lack = refusal(replace(facts, has_bfloat16=has_bfloat16), "library")
+    return "" if lack is None else lack.message

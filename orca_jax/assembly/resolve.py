@@ -48,14 +48,8 @@ def dtype_of(config: EngineConfig, platform: str) -> DType:
 
 
 def max_model_len_of(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the most tokens of one request. Raises ConfigError if the model has fewer positions."""
-    length = config.max_model_len or model.max_positions
-    if length > model.max_positions:
-        raise ConfigError(
-            f"max_model_len {length} is more than the model's {model.max_positions} positions; lower it",
-            param="max_model_len",
-        )
-    return length
+    """Return the most tokens of one request."""
+    return config.max_model_len or model.max_positions
 
 
 def tokenizer_of(config: EngineConfig, source: str) -> Tokenizer:

@@ -4,7 +4,6 @@ from orca_jax.assembly.settings import (
     ORDERINGS,
     PREDICTORS,
     SCHEDULERS,
-    check_budget,
     most_loras,
     num_loras,
     num_workers,
@@ -12,7 +11,7 @@ from orca_jax.assembly.settings import (
     reuses_prefixes,
     traits_of,
 )
-from orca_jax.assembly.support import check_settings
+from orca_jax.assembly.support import check_budget, check_settings
 from orca_jax.bundled import ranker_directory
 from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError

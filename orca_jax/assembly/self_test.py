@@ -63,7 +63,7 @@ def try_kernels(config: EngineConfig, model: ModelConfig, directory: str | None)
         return Outcome()
     from orca_jax.exec.memory import has_jax_started
     from orca_jax.kernels.ragged_attention.self_test import Trial
-    from orca_jax.model.sharding import check_divisible, on_shards
+    from orca_jax.model.sharding import on_shards, uneven_parts
 
     if has_jax_started():
         logger.info(
@@ -72,7 +72,8 @@ def try_kernels(config: EngineConfig, model: ModelConfig, directory: str | None)
         return Outcome()
     dtype = dtype_of(config, "gpu")
     chips = config.tensor_parallel_size or 1
-    check_divisible(model, chips)
+    if uneven_parts(model, chips):  # an error will say so when the devices are known
+        return Outcome()
     held = on_shards(model, chips)
     trial = Trial(
         num_heads=held.num_heads // chips,

@@ -70,7 +70,7 @@ def reads_predictions(config: EngineConfig) -> bool:
 
 
 def check_numbers(config: EngineConfig) -> None:
-    """Refuse numbers out of range, or too small beside another one.
+    """Refuse numbers out of range.
 
     Raises:
         ConfigError: `param` names the setting.
@@ -90,9 +90,6 @@ def check_numbers(config: EngineConfig) -> None:
     share = config.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {share}", param="gpu_memory_utilization")
-    check_loras(config)
-    if config.max_num_batched_tokens is not None:
-        check_budget(config, config.max_num_batched_tokens)
 
 
 def num_loras(config: EngineConfig) -> int:
@@ -103,33 +100,6 @@ def num_loras(config: EngineConfig) -> int:
 def most_loras(config: EngineConfig) -> int:
     """Return the number of adapters that may be loaded at once."""
     return config.max_cpu_loras or 4 * num_loras(config)
-
-
-def check_loras(config: EngineConfig) -> None:
-    """Refuse numbers and names of adapters that do not fit together. Raises ConfigError."""
-    if not config.enable_lora:
-        return
-    most = most_loras(config)
-    if most < num_loras(config):
-        message = f"max_cpu_loras {most} is less than max_loras {num_loras(config)}; raise it"
-        raise ConfigError(message, param="max_cpu_loras")
-    if len(config.lora_paths) > most:
-        message = f"lora_modules has {len(config.lora_modules)} adapters, more than max_cpu_loras {most}; raise it"
-        raise ConfigError(message, param="lora_modules")
-
-
-def check_budget(config: EngineConfig, budget: int) -> None:
-    """Refuse a token budget below the batch size: each running request needs a token in an iteration.
-
-    Raises:
-        ConfigError: `param` is "max_num_batched_tokens".
-    """
-    if traits_of(config).has_token_budget and budget < config.max_num_seqs:
-        message = (
-            f"max_num_batched_tokens {budget} is less than max_num_seqs {config.max_num_seqs}, so an iteration could "
-            "not hold a token of each request; raise it, or lower max_num_seqs"
-        )
-        raise ConfigError(message, param="max_num_batched_tokens")
 
 
 def is_toy(model: str) -> bool:

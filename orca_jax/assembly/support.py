@@ -8,28 +8,48 @@ from orca_jax.assembly.settings import (
     SCHEDULERS,
     check_numbers,
     is_toy,
+    most_loras,
+    num_loras,
     overlaps,
     reads_predictions,
     reuses_prefixes,
     traits_of,
 )
+from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.checks import did_you_mean
 from orca_jax.config import PAGED_MIXERS, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.hub import is_hub_name
 from orca_jax.sched.scheduler import Traits
+from orca_jax.sim.clock import CLOCK_PREFIX
 
-Moment = Literal["settings", "toy", "hosts", "model", "platform", "update", "events"]
+Moment = Literal[
+    "settings", "numbers", "toy", "hosts", "model", "texts", "draft", "devices", "platform", "library", "update",
+    "events",
+]  # fmt: skip
 MOMENTS: dict[Moment, str] = {
     "settings": "when the settings are read",
+    "numbers": "when the numbers of settings are compared",
     "toy": "with the toy model or a clock",
     "hosts": "with more than one process",
     "model": "when the model is described",
+    "texts": "when the tokenizer is read",
+    "draft": "when the draft model is described",
+    "devices": "when the number of devices is known",
     "platform": "when the devices are known",
+    "library": "when the library in C is loaded",
     "update": "when weights are replaced",
     "events": "when events of the KV cache are published",
 }
 """The moments of checks, and when each comes. A row is checked as soon as all facts that it reads are known."""
+
+
+class AdapterNumbers(NamedTuple):
+    """Numbers of adapters: in one batch, loaded at most, and loaded at start."""
+
+    max_loras: int
+    max_cpu_loras: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -41,12 +61,48 @@ class Facts:
     model: ModelConfig | None = None
     platform: str = ""
     dtype: str = ""  # of the weights
+    shards: int = 1  # devices that share each layer
+    num_devices: int = 0  # of this process
+    draft: ModelConfig | None = None
+    max_model_len: int = 0  # most tokens of a request
+    has_library: bool = True  # of matrix products on a CPU
+    has_bfloat16: bool = True  # in this library
 
     @property
     def known(self) -> ModelConfig:
         """The model, for rows that are checked when it is known."""
         assert self.model is not None, "the model is known at this moment"
         return self.model
+
+    @property
+    def proposing(self) -> ModelConfig:
+        """The draft model, for rows that are checked when it is known."""
+        assert self.draft is not None, "the draft model is known at this moment"
+        return self.draft
+
+    @property
+    def stages(self) -> int:
+        """The stages of a pipeline."""
+        return self.config.pipeline_parallel_size
+
+    @property
+    def drafter(self) -> str | None:
+        """The setting of the draft model."""
+        return None if self.config.speculative_config is None else self.config.speculative_config.model
+
+    @property
+    def loras(self) -> "AdapterNumbers":
+        """The numbers of adapters."""
+        return AdapterNumbers(num_loras(self.config), most_loras(self.config), len(self.config.lora_paths))
+
+    @property
+    def uneven(self) -> str:
+        """The parts of the model that `shards` devices cannot share, and the numbers that can; empty if all can be."""
+        from orca_jax.model.sharding import can_share, uneven_parts
+
+        parts = uneven_parts(self.known, self.shards)
+        fitting = [n for n in range(1, self.known.num_heads + 1) if can_share(self.known, n)] if parts else []
+        return f"{' and '.join(parts)}; use one of {fitting}" if parts else ""
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -107,81 +163,62 @@ def _drafts_by_model(facts: Facts) -> bool:
     return facts.config.speculative_config is not None and facts.config.speculative_config.model is not None
 
 
+# fmt: off
 NEEDS: tuple[Need, ...] = (
     _of_adapters("max_loras", None),
     _of_adapters("max_lora_rank", None),
     _of_adapters("max_cpu_loras", None),
     _of_adapters("lora_modules", ()),
-    Need(
-        "revision",
-        (None,),
-        lambda f: is_hub_name(f.config.model),
-        "revision has no effect on {f.config.model}, which is not a name of the Hub; leave it out",
-    ),
-    Need(
-        "download_dir",
-        (None,),
-        lambda f: any(is_hub_name(name) for name in (f.config.model, f.config.tokenizer or "")),
-        "download_dir has no effect on {f.config.model}, which is not a name of the Hub; leave it out",
-    ),
-    Need(
-        "load_format",
-        ("auto", "safetensors", "dummy"),
-        lambda f: not is_hub_name(f.config.model),
-        "load_format orbax needs a directory: models of the Hub are loaded from safetensors; leave it out",
-    ),
+    Need("revision", (None,), lambda f: is_hub_name(f.config.model),
+         "revision has no effect on {f.config.model}, which is not a name of the Hub; leave it out"),
+    Need("download_dir", (None,),
+         lambda f: is_hub_name(f.config.model) or is_hub_name(f.config.tokenizer or ""),
+         "download_dir has no effect on {f.config.model}, which is not a name of the Hub; leave it out"),
+    Need("load_format", ("auto", "safetensors", "dummy"), lambda f: not is_hub_name(f.config.model),
+         "load_format orbax needs a directory: models of the Hub are loaded from safetensors; leave it out"),
     _of_schedulers("scheduling_policy", ("fcfs",), lambda traits: traits.has_orderings, "has one order, by arrival"),
-    Need(
-        "n_workers",
-        (None, 1),
-        lambda f: traits_of(f.config).has_workers or f.config.pipeline_parallel_size > 1,
-        f"n_workers needs pipeline_parallel_size above 1, or scheduler {_able(lambda traits: traits.has_workers)}: "
-        "{f.config.scheduler} decides itself about its iterations in flight on one stage; leave it out",
-    ),
-    _of_schedulers(
-        "n_slots", (None,), lambda traits: traits.has_reservations, "reserves nothing, and num_pages bounds its memory"
-    ),
+    Need("n_workers", (None, 1), lambda f: traits_of(f.config).has_workers or f.config.pipeline_parallel_size > 1,
+         f"n_workers needs pipeline_parallel_size above 1, or scheduler {_able(lambda traits: traits.has_workers)}: "
+         "{f.config.scheduler} decides itself about its iterations in flight on one stage; leave it out"),
+    _of_schedulers("n_slots", (None,), lambda traits: traits.has_reservations,
+        "reserves nothing, and num_pages bounds its memory"),
     _of_schedulers("overlap", (None, False), lambda traits: traits.has_overlap, "does not overlap iterations"),
-    Need(
-        "overlap",
-        (None, False),
-        lambda f: f.config.pipeline_parallel_size == 1,
-        "overlap needs pipeline_parallel_size 1, not {f.config.pipeline_parallel_size}: a pipeline has iterations "
-        "of other requests in flight; leave it out, and give a larger n_workers to hide the time of the host",
-    ),
-    _of_schedulers(
-        "enable_prefix_caching", (None, False), lambda traits: traits.shares_prefixes, "has no prefix cache"
-    ),
+    Need("overlap", (None, False), lambda f: f.config.pipeline_parallel_size == 1,
+         "overlap needs pipeline_parallel_size 1, not {f.config.pipeline_parallel_size}: a pipeline has iterations "
+         "of other requests in flight; leave it out, and give a larger n_workers to hide the time of the host"),
+    _of_schedulers("enable_prefix_caching", (None, False), lambda traits: traits.shares_prefixes,
+        "has no prefix cache"),
     _of_schedulers("itl_target_ms", (None,), lambda traits: traits.has_token_budget, "has no token budget"),
-    Need(
-        "itl_target_ms",
-        (None,),
-        lambda f: f.config.max_num_batched_tokens is None,
-        "itl_target_ms has no effect with max_num_batched_tokens {f.config.max_num_batched_tokens}, which sets the "
-        "token budget itself; leave one of them out",
-    ),
-    Need(
-        "check_in_interval",
-        (1,),
-        lambda f: overlaps(f.config) and f.config.speculative_config is None,
-        f"check_in_interval needs scheduler {_able(lambda traits: traits.has_overlap)} with overlap, in one stage and "
-        "without speculative_config: iterations are submitted ahead as overlap does, and a proposal needs the newest "
-        "token; leave it out",
-    ),
-    Need(
-        "decoder",
-        (None,),
-        lambda f: f.config.pipeline_parallel_size == 1,
-        "decoder needs pipeline_parallel_size 1, not {f.config.pipeline_parallel_size}: a decoder of your own has "
-        "all layers in one stage; leave pipeline_parallel_size out, or share each layer by tensor_parallel_size",
-    ),
-    Need(
-        "length_predictor",
-        (None,),
-        lambda f: reads_predictions(f.config),
-        "length_predictor has no effect with scheduling_policy {f.config.scheduling_policy}, which reads no "
-        "predictions; leave it out, or give scheduling_policy shortest",
-    ),
+    Need("itl_target_ms", (None,), lambda f: f.config.max_num_batched_tokens is None,
+         "itl_target_ms has no effect with max_num_batched_tokens {f.config.max_num_batched_tokens}, which sets the "
+         "token budget itself; leave one of them out"),
+    Need("check_in_interval", (1,), lambda f: overlaps(f.config) and f.config.speculative_config is None,
+         f"check_in_interval needs scheduler {_able(lambda traits: traits.has_overlap)} with overlap, in one stage and "
+         "without speculative_config: iterations are submitted ahead as overlap does, and a proposal needs the newest "
+         "token; leave it out"),
+    Need("decoder", (None,), lambda f: f.config.pipeline_parallel_size == 1,
+         "decoder needs pipeline_parallel_size 1, not {f.config.pipeline_parallel_size}: a decoder of your own has "
+         "all layers in one stage; leave pipeline_parallel_size out, or share each layer by tensor_parallel_size"),
+    Need("length_predictor", (None,), lambda f: reads_predictions(f.config),
+         "length_predictor has no effect with scheduling_policy {f.config.scheduling_policy}, which reads no "
+         "predictions; leave it out, or give scheduling_policy shortest"),
+    Need("decoder", (None,), lambda f: not is_gguf(f.config.model),
+         "decoder cannot be combined with the GGUF file {f.config.model}; give a directory"),
+    Need("load_format", ("auto", "dummy"),
+         lambda f: not (is_gguf(f.config.model) or is_preset(f.config.model)) or is_toy(f.config.model),
+         "{f.config.model} has no weights in the format {f.config.load_format}; use auto or dummy"),
+    Need("max_cpu_loras", (None,), lambda f: not f.config.enable_lora or f.loras.max_cpu_loras >= f.loras.max_loras,
+         "max_cpu_loras {f.loras.max_cpu_loras} is less than max_loras {f.loras.max_loras}; raise it", "numbers"),
+    Need("lora_modules", ((),), lambda f: f.loras.number <= f.loras.max_cpu_loras,
+         "lora_modules has {f.loras.number} adapters, more than max_cpu_loras {f.loras.max_cpu_loras}; raise it",
+         "numbers"),
+    Need("max_num_batched_tokens", (None,),
+         lambda f: (
+             (f.config.max_num_batched_tokens or 0) >= f.config.max_num_seqs or not traits_of(f.config).has_token_budget
+         ),
+         "max_num_batched_tokens {f.config.max_num_batched_tokens} is less than max_num_seqs "
+         "{f.config.max_num_seqs}, so an iteration could not hold a token of each request; raise it, or lower "
+         "max_num_seqs", "numbers"),
     _of_devices("decoder", None),
     _of_devices("load_format", "auto", "dummy"),
     _of_devices("dtype", "auto"),
@@ -193,161 +230,94 @@ NEEDS: tuple[Need, ...] = (
     _of_devices("cpu_products", "auto"),
     _of_devices("compile_cache", "auto", None),
     _of_devices("itl_target_ms", None),
-    Need(
-        "speculative_config",
-        (None,),
-        lambda f: not (is_toy(f.config.model) and _drafts_by_model(f)),
-        "speculative_config: method draft_model has no effect on {f.config.model}; give method ngram",
-        "toy",
-    ),
-    Need(
-        "enable_lora",
-        (False,),
-        lambda f: f.num_hosts == 1,
-        "enable_lora needs nnodes 1: adapters are loaded by one process",
-        "hosts",
-    ),
-    Need(
-        "cpu_products",
-        ("auto", "xla"),
-        lambda f: f.num_hosts == 1,
-        "cpu_products native needs nnodes 1: hosts may differ; leave it out",
-        "hosts",
-    ),
-    Need(
-        "decoder",
-        (None,),
-        lambda f: f.num_hosts == 1,
-        "decoder needs nnodes 1: a decoder of your own runs on one host",
-        "hosts",
-    ),
-    Need(
-        "speculative_config",
-        (None,),
-        lambda f: f.num_hosts == 1 or not _drafts_by_model(f),
-        "speculative_config: method draft_model needs nnodes 1: the other hosts have no draft model; give ngram",
-        "hosts",
-    ),
-    Need(
-        "quantization",
-        (None,),
-        lambda f: f.known.decoder is None,
-        "quantization {f.config.quantization} does not cover {f.known.decoder}, a decoder of your own; leave it out",
-        "model",
-    ),
-    Need(
-        "enable_lora",
-        (False,),
-        lambda f: f.known.experts is None,
-        "enable_lora does not cover {f.known.family}, which has experts; leave it out",
-        "model",
-    ),
-    Need(
-        "enable_lora",
-        (False,),
-        lambda f: f.known.decoder is None,
-        "enable_lora does not cover {f.known.decoder}, a decoder of your own; leave it out",
-        "model",
-    ),
-    Need(
-        "model",
-        (),
-        lambda f: not PAGED_MIXERS.isdisjoint(f.known.mixers),
-        "{f.known.family}: a model needs a layer with attention, and all layers have {f.known.mixers[0]}",
-        "model",
-    ),
-    Need(
-        "speculative_config",
-        (None,),
-        lambda f: not f.known.has_states,
-        "speculative_config does not cover {f.known.family}, whose layers keep states: a state cannot go back before "
-        "refused proposals; leave it out",
-        "model",
-    ),
-    Need(
-        "enable_lora",
-        (False,),
-        lambda f: not f.known.has_states,
-        "enable_lora does not cover {f.known.family}, whose layers keep states: adapters are for models with attention "
-        "in all layers; leave it out",
-        "model",
-    ),
-    Need(
-        "quantization",
-        (None,),
-        lambda f: f.known.quantization in (None, f.config.quantization),
-        "quantization {f.config.quantization} contradicts config.json of the model, which has {f.known.quantization} "
-        "weights; leave quantization out, or convert the original model",
-        "model",
-    ),
-    Need(
-        "attention_implementation",
-        (None,),
-        lambda f: f.config.attention_implementation in f.implementations,
-        "attention_implementation must be one of {f.choices} on {f.platform} devices, got "
-        "{f.config.attention_implementation!r}{f.meant}",
-        "platform",
-    ),
-    Need(
-        "cpu_products",
-        ("auto",),
-        lambda f: f.platform == "cpu",
-        "cpu_products has no effect on {f.platform} devices; leave it out",
-        "platform",
-    ),
-    Need(
-        "gpu_memory_utilization",
-        (None,),
-        lambda f: f.platform != "cpu",
-        "gpu_memory_utilization has no effect on a CPU, where the KV cache takes a fixed share of the free memory; "
-        "leave it out, or give num_pages",
-        "platform",
-    ),
-    Need(
-        "cpu_products",
-        ("auto", "xla"),
-        lambda f: f.known.decoder is None,
-        "cpu_products native has no products with a decoder of your own: use xla",
-        "platform",
-    ),
-    Need(
-        "cpu_products",
-        ("auto", "xla"),
-        lambda f: f.known.quantization is None,
-        "cpu_products native has no products with quantised weights: use xla",
-        "platform",
-    ),
-    Need(
-        "cpu_products",
-        ("auto", "xla"),
-        lambda f: f.dtype in ("float32", "bfloat16"),
-        "cpu_products native has no products with weights in {f.dtype}: use xla",
-        "platform",
-    ),
+    Need("speculative_config", (None,), lambda f: not (is_toy(f.config.model) and _drafts_by_model(f)),
+         "speculative_config: method draft_model has no effect on {f.config.model}; give method ngram", "toy"),
+    Need("model", (), lambda f: f.num_hosts == 1 or not f.config.model.startswith(CLOCK_PREFIX),
+         "{f.config.model} needs nnodes 1: it reports the time, which differs between processes", "hosts"),
+    Need("enable_lora", (False,), lambda f: f.num_hosts == 1,
+         "enable_lora needs nnodes 1: adapters are loaded by one process", "hosts"),
+    Need("cpu_products", ("auto", "xla"), lambda f: f.num_hosts == 1,
+         "cpu_products native needs nnodes 1: hosts may differ; leave it out", "hosts"),
+    Need("decoder", (None,), lambda f: f.num_hosts == 1,
+         "decoder needs nnodes 1: a decoder of your own runs on one host", "hosts"),
+    Need("speculative_config", (None,), lambda f: f.num_hosts == 1 or not _drafts_by_model(f),
+         "speculative_config: method draft_model needs nnodes 1: the other hosts have no draft model; give ngram",
+         "hosts"),
+    Need("quantization", (None,), lambda f: f.known.decoder is None,
+         "quantization {f.config.quantization} does not cover {f.known.decoder}, a decoder of your own; leave it out",
+         "model"),
+    Need("enable_lora", (False,), lambda f: f.known.experts is None,
+         "enable_lora does not cover {f.known.family}, which has experts; leave it out", "model"),
+    Need("enable_lora", (False,), lambda f: f.known.decoder is None,
+         "enable_lora does not cover {f.known.decoder}, a decoder of your own; leave it out", "model"),
+    Need("model", (), lambda f: not PAGED_MIXERS.isdisjoint(f.known.mixers),
+         "{f.known.family}: a model needs a layer with attention, and all layers have {f.known.mixers[0]}", "model"),
+    Need("speculative_config", (None,), lambda f: not f.known.has_states,
+         "speculative_config does not cover {f.known.family}, whose layers keep states: a state cannot go back "
+         "before refused proposals; leave it out", "model"),
+    Need("enable_lora", (False,), lambda f: not f.known.has_states,
+         "enable_lora does not cover {f.known.family}, whose layers keep states: adapters are for models with "
+         "attention in all layers; leave it out", "model"),
+    Need("quantization", (None,), lambda f: f.known.quantization in (None, f.config.quantization),
+         "quantization {f.config.quantization} contradicts config.json of the model, which has "
+         "{f.known.quantization} weights; leave quantization out, or convert the original model", "model"),
+    Need("max_model_len", (None,), lambda f: (f.config.max_model_len or 0) <= f.known.max_positions,
+         "max_model_len {f.config.max_model_len} is more than the model's {f.known.max_positions} positions; lower it",
+         "model"),
+    Need("pipeline_parallel_size", (1,), lambda f: is_toy(f.config.model) or f.stages <= f.known.num_layers,
+         "pipeline_parallel_size {f.stages} is more than the {f.known.num_layers} layers of the model; each stage "
+         "needs one of them", "model"),
+    Need("tokenizer", (), lambda f: f.config.tokenizer is not None or not is_gguf(f.config.model),
+         "the tokenizer in {f.config.model} is not read; give the directory of the model's tokenizer", "texts"),
+    Need("speculative_config", (None,), lambda f: not f.proposing.has_states,
+         "speculative_config: the draft model {f.drafter}: {f.proposing.family} keeps states, which cannot go back "
+         "before refused proposals; give a model with attention in all layers", "draft"),
+    Need("speculative_config", (None,), lambda f: f.proposing.vocab_size == f.known.vocab_size,
+         "speculative_config: the draft model {f.drafter} has a vocabulary of {f.proposing.vocab_size} ids, and "
+         "{f.config.model} of {f.known.vocab_size}; give a model with the same tokenizer", "draft"),
+    Need("speculative_config", (None,), lambda f: f.proposing.max_positions >= f.max_model_len,
+         "speculative_config: the draft model {f.drafter} has {f.proposing.max_positions} positions, and "
+         "max_model_len is {f.max_model_len}; lower max_model_len, or give another model", "draft"),
+    Need("tensor_parallel_size", (), lambda f: f.num_hosts > 1 or f.shards * f.stages <= f.num_devices,
+         "tensor_parallel_size is {f.shards} and pipeline_parallel_size is {f.stages}, but this process sees "
+         "{f.num_devices} {f.platform} devices; their product must not be more", "devices"),
+    Need("tensor_parallel_size", (), lambda f: not f.uneven, "tensor_parallel_size {f.shards} {f.uneven}", "devices"),
+    Need("quantization", (), lambda f: f.known.quantization != "int4" or f.known.experts is None or f.shards == 1,
+         "quantization int4 does not cover experts on several devices: use int8", "devices"),
+    Need("tensor_parallel_size", (), lambda f: f.shards * f.stages % f.num_hosts == 0,
+         "tensor_parallel_size {f.shards} times pipeline_parallel_size {f.stages} is not a multiple of the "
+         "{f.num_hosts} processes", "devices"),
+    Need("attention_implementation", (None,), lambda f: f.config.attention_implementation in f.implementations,
+         "attention_implementation must be one of {f.choices} on {f.platform} devices, got "
+         "{f.config.attention_implementation!r}{f.meant}", "platform"),
+    Need("cpu_products", ("auto",), lambda f: f.platform == "cpu",
+         "cpu_products has no effect on {f.platform} devices; leave it out", "platform"),
+    Need("gpu_memory_utilization", (None,), lambda f: f.platform != "cpu",
+         "gpu_memory_utilization has no effect on a CPU, where the KV cache takes a fixed share of the free memory; "
+         "leave it out, or give num_pages", "platform"),
+    Need("cpu_products", ("auto", "xla"), lambda f: f.known.decoder is None,
+         "cpu_products native has no products with a decoder of your own: use xla", "platform"),
+    Need("cpu_products", ("auto", "xla"), lambda f: f.known.quantization is None,
+         "cpu_products native has no products with quantised weights: use xla", "platform"),
+    Need("cpu_products", ("auto", "xla"), lambda f: f.dtype in ("float32", "bfloat16"),
+         "cpu_products native has no products with weights in {f.dtype}: use xla", "platform"),
+    Need("cpu_products", ("auto", "xla"), lambda f: f.has_library,
+         "cpu_products native needs Linux, a processor with AVX2 and FMA, and a C compiler (cc): use auto", "library"),
+    Need("cpu_products", ("auto", "xla"), lambda f: f.dtype != "bfloat16" or f.has_bfloat16,
+         "cpu_products native multiplies bfloat16 on processors with AVX512-BF16 alone: use float32 or xla", "library"),
     Need("model", (), lambda f: not is_toy(f.config.model), "the toy model has no weights to replace", "update"),
-    Need(
-        "nnodes",
-        (),
-        lambda f: f.num_hosts == 1,
-        "weights are replaced in engines of one process: use nnodes 1, or replicas with an update of each",
-        "update",
-    ),
-    Need(
-        "quantization",
-        (),
-        lambda f: f.model is None or f.model.quantization is None,
-        "quantised weights cannot be replaced, since each update would round them: leave quantization out",
-        "update",
-    ),
-    Need(
-        "kv_events_endpoint",
-        (),
-        lambda f: reuses_prefixes(f.config),
-        "needs the prefix cache; use the scheduler chunked, and leave out --no-enable-prefix-caching",
-        "events",
-    ),
+    Need("nnodes", (), lambda f: f.num_hosts == 1,
+         "weights are replaced in engines of one process: use nnodes 1, or replicas with an update of each", "update"),
+    Need("quantization", (), lambda f: f.model is None or f.model.quantization is None,
+         "quantised weights cannot be replaced, since each update would round them: leave quantization out", "update"),
+    Need("kv_events_endpoint", (), lambda f: reuses_prefixes(f.config),
+         "needs the prefix cache; use the scheduler chunked, and leave out --no-enable-prefix-caching", "events"),
 )
-"""All refusals of combinations; docs/support.md lists them. The order is that of the checks within a moment."""
+# fmt: on
+"""All refusals of combinations of settings; docs/support.md lists them. Those of other flags are `flags/needs.py`.
+
+The order is that of the checks within a moment.
+"""
 
 
 def refusal(facts: Facts, moment: Moment) -> ConfigError | None:
@@ -385,7 +355,16 @@ def check_settings(config: EngineConfig) -> None:
         ConfigError: `param` names the setting.
     """
     check_numbers(config)
-    check_support(Facts(config), "settings")
+    check_support(Facts(config), "settings", "numbers")
+
+
+def check_budget(config: EngineConfig, budget: int) -> None:
+    """Refuse a token budget from elsewhere below the batch size, as if it was that of the settings.
+
+    Raises:
+        ConfigError: `param` is "max_num_batched_tokens".
+    """
+    check_support(Facts(replace(config, max_num_batched_tokens=budget)), "numbers")
 
 
 def adapted(config: EngineConfig, keep: Collection[str] = ()) -> EngineConfig:

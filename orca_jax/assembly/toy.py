@@ -27,7 +27,7 @@ def build_toy(config: EngineConfig, times: StartTimes, host: Host) -> Built:
     Raises:
         ConfigError: a setting has no effect on the toy; `param` names it.
     """
-    check_support(Facts(config), "toy")
+    check_support(Facts(config, model=TOY_MODEL), "toy", "model")
     latency = TOY_LATENCY if config.model == TOY else clock_latency(config.model)
     max_model_len = max_model_len_of(config, TOY_MODEL)
     page_size = config.page_size or TOY_PAGE_SIZE

@@ -25,10 +25,9 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
     if args.base_url is None:
         engine = for_throughput(engine)
     config = BatchConfig(args.input, args.output, server_config(engine, **of_model), **own)
-    from orca_jax.batch.check import check, check_place
+    from orca_jax.batch.check import check
 
-    check(config)
-    check_place(config, parser.given(argv))
+    check(config, parser.given(argv))
     return config
 
 

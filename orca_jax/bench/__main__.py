@@ -17,21 +17,34 @@ COMMANDS = {
     "start": Command("orca_jax.bench.start", "time from the command of a server to its first token, cold and warm"),
 }
 _SAME_NAME = (
-    "batch", "batch_memory", "foresight", "held_out", "host", "load", "lora", "paper_real", "peers", "predict",
-    "prefix", "products", "quantised", "speculation", "tracing",
+    "batch", "batch_memory", "foresight", "held_out", "host", "lora", "paper_real", "peers", "predict", "prefix",
+    "products", "quantised", "speculation",
 )  # fmt: skip
-MOVED = {name: name for name in _SAME_NAME} | {"control": "plan_messages", "paper": "reproduce"}
-"""Earlier commands of this program, by their names among the commands of `python -m lab`."""
+_FLAGS = {"--host-time": "scheduler_cost", "--install": "install", "--profile": "parts"}
+MOVED = {name: name for name in _SAME_NAME} | {"control": "plan_messages", "paper": "reproduce"} | _FLAGS
+"""Earlier commands and flags of this program, by the commands of `python -m lab` in their place."""
+GONE = ("load", "tracing")
+"""Earlier commands with a result in docs/benchmarks.md, which nothing depends on any more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark. Return the exit code: 1 if its report was lost, 2 if a flag is wrong."""
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in MOVED:
-        place = f"`python -m lab {MOVED[words[0]]}`, in a clone of the repository"
-        print(f"error: bench {words[0]} has moved; run {place}", file=sys.stderr)
+    if (remark := _moved(words)) is not None:
+        print(f"error: bench {remark}", file=sys.stderr)
         return EXIT_USAGE
     return run_command(make_parser, words)
+
+
+def _moved(words: Sequence[str]) -> str | None:
+    """Return the place of an earlier command or flag."""
+    own = words[: words.index("--")] if "--" in words else words  # the flags of a server are after it
+    if own and own[0] in GONE:
+        return f"{own[0]} has ended; its result is in docs/benchmarks.md"
+    for name in [word.partition("=")[0] for word in own if word == own[0] or word.startswith("--")]:
+        if name in MOVED:
+            return f"{name} has moved; run `python -m lab {MOVED[name]}`, in a clone of the repository"
+    return None
 
 
 def make_parser(names: Collection[str] = tuple(COMMANDS)) -> FlagParser:

@@ -12,7 +12,7 @@ from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser
 
-OUTPUTS = ("page", "plot", "save", "write_trace")  # flags with a file for the results, written at the end
+OUTPUTS = ("plot", "save", "write_trace")  # flags with a file for the results, written at the end
 
 
 class Command(NamedTuple):

@@ -46,7 +46,7 @@ def plot_loads(path: str, loads: Sequence[HasResults], title: str, num_requests:
     rated = [load for load in loads if load.rate is not None]
     rates = sorted((load.rate or 0.0, load.results) for load in rated)
     if not rates:
-        raise ConfigError("plot needs arrival rates; give --load", param="plot")
+        raise ConfigError("there are no arrival rates to draw", param="plot")
     first = next(iter(rates[0][1]))
     saturation = next(((load.rate or 0.0) / load.load for load in rated if load.load), None)
     styles = curve_styles(rates[0][1])

@@ -6,8 +6,7 @@ import json
 
 from orca_jax.assembly.engine import build_engine
 from orca_jax.bench.measure import run_workload, summarize, warm_up
-from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
-from orca_jax.engine import Engine
+from orca_jax.bench.workload.generate import add_workload_args, workload_from_args, workload_settings
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, name_tails, print_table
 
@@ -20,9 +19,6 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="temperature of every request (default: 0.0)"
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="also report the share of device time per part of the model"
     )
     add_engine_args(parser, model="preset:gpt2")
 
@@ -38,15 +34,5 @@ def run(args: argparse.Namespace) -> None:
         result = summarize(run_workload(built.engine, workload, temperature=args.temperature))
         shown = name_tails(result, len(workload), sum(each.num_output - 1 for each in workload))
         print_table(f"{config.model}, {args.num_requests} requests of {args.trace}, {config.scheduler}", shown)
-        parts = _profiled(built.engine, workload) if args.profile else None
-        if parts is not None:
-            print_table("share of device time", parts)
     settings = {**workload_settings(args), "rate": args.rate, "temperature": args.temperature}
-    line = {**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), **settings}}
-    print(json.dumps(line if parts is None else {**line, "profile": parts}))
-
-
-def _profiled(engine: Engine, workload: list[WorkloadRequest]) -> dict[str, float]:
-    from orca_jax.bench.profile import profile  # it imports JAX, and help comes at once
-
-    return profile(engine, workload)
+    print(json.dumps({**result, "hardware": hardware(), "config": {**dataclasses.asdict(config), **settings}}))

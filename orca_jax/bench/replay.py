@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import get_type_hints
+from typing import Any, ClassVar, Protocol, get_type_hints
 
 import msgspec
 
@@ -21,7 +21,6 @@ from orca_jax.assembly.settings import PREDICTORS
 from orca_jax.assembly.speculation import speculating
 from orca_jax.assembly.support import adapted
 from orca_jax.bench.feed import advance, feed
-from orca_jax.bench.simulated.proposals import SimProposer, launch_seconds
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
@@ -30,8 +29,10 @@ from orca_jax.flags import options_for
 from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table, print_warning
 from orca_jax.request import SamplingParams, Urgency
+from orca_jax.sched.drafts.proposer import Chance, Wish
 from orca_jax.sched.predict import Oracle, Predictor
-from orca_jax.sim.cost import FeatureCost, LinearCost
+from orca_jax.sched.request import Request
+from orca_jax.sim.cost import IterationCost, WorkCounts
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.timeline.fit import fit_cost
@@ -49,6 +50,42 @@ _FLAGS = (
     "scheduler", "scheduling_policy", "length_predictor", "max_num_seqs", "max_num_batched_tokens", "overlap",
     "check_in_interval", "speculative_config", "enable_prefix_caching", "n_workers", "n_slots", "num_pages",
 )  # fmt: skip
+
+
+class ReplaceableCost(IterationCost, Protocol):
+    """A cost that is a dataclass, whose buckets become those of the replay."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class SimProposer:
+    """Proposes for every request at any time. The ids have no meaning; the executor decides about their acceptance.
+
+    Args:
+        count: ids of a proposal.
+        acceptance: that of the executor; the scheduler knows it from the beginning.
+    """
+
+    seconds = 0.0
+
+    def __init__(self, count: int, acceptance: float) -> None:
+        self._count = count
+        self._chance = Chance(1.0, acceptance)
+
+    def chance(self, request: Request) -> Chance:
+        """The same for all requests."""
+        return self._chance
+
+    def ready(self, request: Request) -> int:
+        """All ids of a proposal."""
+        return self._count
+
+    def propose(self, wishes: Sequence[Wish]) -> list[Sequence[int]]:
+        """The id drawn by requests that go on."""
+        return [[OTHER_ID] * wish.number for wish in wishes]
+
+    def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """Does nothing: the chance is known."""
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +128,7 @@ def run(args: argparse.Namespace) -> None:
     write_views(again, args)
 
 
-def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureCost) -> Timeline:
+def replay(timeline: Timeline, config: EngineConfig, cost: ReplaceableCost) -> Timeline:
     """Simulate a recorded timeline under `config`.
 
     Every request arrives at its recorded time, and generates its recorded number of tokens. Requests without an end in
@@ -126,7 +163,7 @@ def replay(timeline: Timeline, config: EngineConfig, cost: LinearCost | FeatureC
     )
     speculative = config.speculative_config
     proposer = None if speculative is None else SimProposer(speculative.num_speculative_tokens, acceptance)
-    launches = launch_seconds(cost)
+    launches = {size: sum(cost.stages(WorkCounts(increments=size, draws=size), 1)) for size in cost.buckets}
     speculated = speculating(head.config, scheduler, head.budget, launches, proposer, clock)
     interval = head.config.check_in_interval
     engine = Engine(executor, speculated, pool, clock=clock, observer=writer, check_in_interval=interval)

@@ -8,7 +8,6 @@ pages of an earlier pass.
 import argparse
 import dataclasses
 import json
-import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.support import NEEDS, adapted, check_settings
 from orca_jax.bench.load_plot import plot_loads
 from orca_jax.bench.measure import mean_figures, reschedule, run_workload, summarize
-from orca_jax.bench.simulated.scheduler_cost import GOAL_US, measure_all
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import FlagParser, add_engine_args, engine_config_from_args
-from orca_jax.processor import cpu_name
+from orca_jax.flags.needs import check_needs
 from orca_jax.reporting import hardware, p99_name
 from orca_jax.timeline.palette import in_order
 
@@ -78,11 +76,6 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redraw", metavar="FILE", help="only draw --plot again, from the line of JSON of an earlier run in a file"
     )
-    parser.add_argument(
-        "--host-time", type=int, nargs="?", const=20_000, metavar="N",
-        help="instead, print the host's microseconds for a request and iteration under ten pairs of scheduler and "
-        "ordering, with N requests on a simulated device (default: 20000)",
-    )  # fmt: skip
     # --schedulers names the schedulers; and a timeline would mix the requests of their pools.
     add_engine_args(parser, without=("scheduler", "trace_file"), model="preset:gpt2", max_num_seqs=16)
 
@@ -93,9 +86,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
-    if args.host_time is not None:
-        _host_time(args.host_time)
-        return
+    check_needs("bench schedulers", args, [name for name in ("redraw", "plot") if getattr(args, name) is not None])
     if args.redraw is not None:
         _redraw(args.redraw, args.plot)
         return
@@ -120,9 +111,7 @@ def _plot(path: str, loads: Sequence[LoadResult], settings: Mapping[str, Any]) -
     plot_loads(path, loads, f"{settings['model']}, {count} requests of the workload “{settings['trace']}”", count)
 
 
-def _redraw(file: str, plot: str | None) -> None:
-    if plot is None:
-        raise ConfigError("redraw needs the file to write; give --plot", param="redraw")
+def _redraw(file: str, plot: str) -> None:
     try:
         line = json.loads(Path(file).read_text(encoding="utf-8"))
         loads = [LoadResult(each["load"], each["rate"], each["results"]) for each in line["loads"]]
@@ -132,15 +121,6 @@ def _redraw(file: str, plot: str | None) -> None:
         raise ConfigError(message, param="redraw") from error
     _plot(plot, loads, settings)
     print(json.dumps({"redrawn": plot}))
-
-
-def _host_time(num_requests: int) -> None:
-    if num_requests < 1:
-        raise ConfigError(f"host_time must be at least 1, got {num_requests}", param="host_time")
-    found = measure_all(num_requests)
-    worst = max([row["us"] for row in found.values()])
-    line = {"host_time": found, "worst_us": worst, "goal_us": GOAL_US, "num_requests": num_requests}
-    print(json.dumps({**line, "cpu": cpu_name(), "load_average": os.getloadavg()[0]}), flush=True)
 
 
 def parse_contestants(words: Sequence[str], config: EngineConfig) -> dict[str, EngineConfig]:

@@ -22,7 +22,6 @@ from typing import Any
 import httpx
 
 from orca_jax.assembly.settings import is_toy
-from orca_jax.bench.install import measure_install
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.reporting import hardware, print_table
 
@@ -54,11 +53,6 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=1800.0, metavar="SECONDS", help="longest time for a start (default: 1800)"
     )
-    parser.add_argument(
-        "--install",
-        action="store_true",
-        help="also measure an installation of this source tree into a new environment, and its wheel; uses the network",
-    )
     parser.add_argument("server_flags", nargs="*", metavar="-- FLAG", help="further flags of the server")
 
 
@@ -75,7 +69,6 @@ def run(args: argparse.Namespace) -> None:
     for flag in OWN_FLAGS:
         if flag in given:
             raise ConfigError(f"{flag} is set by this benchmark; leave it out after --", param="server_flags")
-    install = measure_install() if args.install else {}
     cold, warm, sizes = [], [], []
     for _ in range(args.repeat):
         with tempfile.TemporaryDirectory() as cache:
@@ -85,9 +78,9 @@ def run(args: argparse.Namespace) -> None:
     result = {"cold": medians(cold), "warm": medians(warm)}
     for kind, figures in result.items():
         print_table(f"{args.model}, {kind} start, medians of {args.repeat}", _flat(figures))
-    others = {"cache_bytes": statistics.median(sizes), **install}
-    print_table("installation and sizes" if install else "sizes", others)
-    config = {name: getattr(args, name) for name in ("model", "repeat", "install", "server_flags")}
+    others = {"cache_bytes": statistics.median(sizes)}
+    print_table("sizes", others)
+    config = {name: getattr(args, name) for name in ("model", "repeat", "server_flags")}
     starts = {"cold": [asdict(start) for start in cold], "warm": [asdict(start) for start in warm]}
     print(json.dumps({**result, **others, "starts": starts, "hardware": hardware(), "config": config}))
 

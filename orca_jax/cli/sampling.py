@@ -2,16 +2,13 @@
 
 import argparse
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orca_jax.cli.source import LocalModel, TextSource
-from orca_jax.errors import RequestError
 from orca_jax.flags import COMMAND, FlagParser, add_engine_args, engine_config_from_args, human_int
+from orca_jax.flags.needs import check_needs
 from orca_jax.request import SamplingParams
-
-_REMOTE = "the server at --base-url"
 
 
 def text_parser(name: str, usage: str, description: str, max_tokens: int) -> FlagParser:
@@ -56,22 +53,17 @@ def text_source(parser: FlagParser, argv: Sequence[str] | None) -> Iterator[Text
         argv: the flags; None for those of this process.
 
     Raises:
-        ConfigError: a setting is wrong.
-        RequestError: a flag of sampling is wrong, one of the engine was given for a server, or one of the server
-            without it.
+        ConfigError: a setting is wrong, a flag of the engine was given for a server, or one of the server without it.
+        RequestError: a flag of sampling is wrong.
     """
     args, given = parser.parse_args(argv), parser.given(argv)
     sampling = sampling_of(args)
     config = engine_config_from_args(args)
+    check_needs("generate, chat", args, given)
     if args.base_url is None:
-        if "api_key_file" in given:
-            raise RequestError("api_key_file needs --base-url", param="api_key_file")
         with LocalModel(config, sampling) as model:
             yield model
         return
-    fields = {field.name for field in dataclasses.fields(config)} - {"model"}
-    if useless := sorted(fields & given):
-        raise RequestError(f"{useless[0]} has no effect on {_REMOTE}; leave it out", param=useless[0])
     name = config.model if "model" in given else None
     from orca_jax.cli.remote import RemoteModel  # it imports much, and help comes at once
 

@@ -38,4 +38,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_program("cluster", main))
+    sys.exit(run_program("python -m orca_jax.cluster", main))

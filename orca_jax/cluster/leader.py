@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import zmq
 
@@ -38,6 +39,7 @@ from orca_jax.cluster.sockets import (
 from orca_jax.cluster.watch import WorkerWatch
 from orca_jax.config import ClusterConfig
 from orca_jax.errors import ClusterLostError, ConfigError
+from orca_jax.flags.needs import check_needs
 
 _NEWS_SECONDS = 10.0  # between two lines of the log about missing workers
 _EXPLAIN_SECONDS = 2.0  # for the control thread to find the reason of a failure in the main thread
@@ -59,11 +61,8 @@ class Leader:
 
     def __init__(self, config: ClusterConfig, lost: Lost, *, has_devices: bool) -> None:
         ip = resolve(config.master_addr)
-        if config.cluster_key_file is None and not is_loopback(ip):
-            message = (
-                f"is needed to listen on {config.master_addr}; make one with: python -m orca_jax.cluster keygen FILE"
-            )
-            raise ConfigError(message, param="cluster_key_file")
+        values = SimpleNamespace(master_addr=config.master_addr, is_local=is_loopback(ip), key=config.cluster_key_file)
+        check_needs("serve, the first host", values, ("cluster_key_file",))
         keys = None if config.cluster_key_file is None else read_keys(Path(config.cluster_key_file))
         self.config = config
         self.coordinator = place(config.master_addr, config.master_port + 2)  # the name, for its certificate

@@ -56,6 +56,7 @@ class Conversion:
             message = f"{args.model} has random weights and no files; give a model directory, ORG/NAME or a GGUF file"
             raise ConfigError(message, param="model")
         place = {"tokenizer": args.tokenizer, "revision": args.revision, "download_dir": args.download_dir}
+        place["load_format"] = args.load_format
         check_support(Facts(EngineConfig(args.model, **place)), "settings")
         output = Path(os.path.realpath(args.output))
         check_output(output, args.force)

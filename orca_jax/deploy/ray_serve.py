@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from orca_jax.deploy.gang import actor_options
 from orca_jax.deploy.replica import EngineReplica
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_field_args, flag_message, run_program
+from orca_jax.flags.needs import changed, check_needs
 from orca_jax.logs import configure_logging
 from orca_jax.openai.model import check_texts, downloaded
 from orca_jax.serve.__main__ import EXIT_CONFIG
@@ -44,12 +44,6 @@ DRAIN_MARGIN = 15.0  # seconds after --shutdown-timeout until Ray kills a replic
 RETRY_SECONDS = 1  # `Retry-After` of a call refused by the proxy
 TARGET_SHARE = 0.75  # of `--max-num-seqs`: open calls of a replica that autoscaling aims at
 WATCH_SECONDS = 1.0  # between two looks at the state of the application
-_NO_SOCKET = "has no effect on replicas, whose HTTP is that of Ray Serve; leave it out"
-_OF_GANG = "is chosen by each replica for its ranks; leave it out, and set only --nnodes"
-UNUSED = {
-    **dict.fromkeys(("uds", "read_timeout", "write_timeout", "kv_events_endpoint"), _NO_SOCKET),
-    **dict.fromkeys(("node_rank", "master_addr", "master_port", "cluster_key_file"), _OF_GANG),
-}
 ROUTERS = {
     "balanced": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
     "session": "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter",
@@ -87,10 +81,8 @@ class RayConfig:
     def __post_init__(self) -> None:
         check_values(self)
         _require(self.replicas >= 1, "replicas", f"must be at least 1, got {self.replicas}")
-        most = self.max_replicas
-        _require(most is None or most >= self.replicas, "max_replicas", f"must be at least --replicas, got {most}")
+        check_needs("deploy.ray_serve, replicas", self, changed(self))
         target = self.target_ongoing_requests
-        _require(target is None or most is not None, "target_ongoing_requests", "needs --max-replicas")
         _require(target is None or target > 0, "target_ongoing_requests", f"must be positive, got {target}")
         _require(self.replica_cpus >= 0, "replica_cpus", f"must be at least 0, got {self.replica_cpus}")
 
@@ -124,18 +116,9 @@ def read_settings(
     add_field_args(parser, RayConfig, fields)
     parser.use_settings(values, "the arguments of the application")
     config, args = read_flags(parser, argv)
-    _refuse_unused(config, args)
+    check_needs("deploy.ray_serve", args, changed(config, config.engine) | {"replica_cpus"})
     config = dataclasses.replace(config, playground=bool(config.playground))  # a page would see one replica only
     return config, RayConfig(**{one.name: getattr(args, one.name) for one in fields})
-
-
-def _refuse_unused(config: ServerConfig, args: Namespace) -> None:
-    defaults = ServerConfig()
-    for name, reason in UNUSED.items():
-        _require(getattr(config, name) == getattr(defaults, name), name, reason)
-    _require(config.nnodes == 1 or args.replica_cpus > 0, "replica_cpus", "must be positive with --nnodes")
-    is_alone = args.replicas == 1 and args.max_replicas is None
-    _require(is_alone or config.engine.trace_file is None, "trace_file", "several replicas cannot share one file")
 
 
 def application(config: ServerConfig, settings: RayConfig) -> "Application":
@@ -282,4 +265,4 @@ def _require(holds: bool, param: str, what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_program("deploy.ray_serve", main))
+    sys.exit(run_program("python -m orca_jax.deploy.ray_serve", main))

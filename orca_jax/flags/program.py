@@ -41,7 +41,7 @@ def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Se
     """Run a part of the command line, with each error as one line, or as a traceback if the first flag is `--debug`.
 
     Args:
-        name: the name of the subcommand of `orca-jax`.
+        name: the subcommand of `orca-jax`, or the whole command of another program, such as "python -m lab".
         main: takes the flags, and returns the exit status.
         argv: the flags; None for those of this process.
 
@@ -60,7 +60,8 @@ def run_program(name: str, main: Callable[[Sequence[str] | None], int], argv: Se
         if is_debug:
             traceback.print_exc()
         else:
-            print(f"error: {_one_line(error, f'{COMMAND} {DEBUG} {name}')}", file=sys.stderr)
+            debug = f"{name} {DEBUG}" if name.startswith("python ") else f"{COMMAND} {DEBUG} {name}"
+            print(f"error: {_one_line(error, debug)}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | RequestError) else EXIT_FAILED
 
 

@@ -53,8 +53,7 @@ def read_model_config(source: str | Path, decoder: str | None = None) -> ModelCo
         return _config_of(preset_values(str(source)), decoder)
     directory = Path(source)
     if is_gguf(str(source)):
-        if decoder is not None:
-            raise ConfigError(f"decoder cannot be combined with the GGUF file {source}; give a directory", "decoder")
+        assert decoder is None, "refused by assembly/support.py"
         try:
             return config_from_hf(hf_config_of(source))
         except ConfigError as error:  # keys are named as in a config.json

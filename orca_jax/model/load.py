@@ -24,11 +24,11 @@ from orca_jax.model.own import build_own
 from orca_jax.model.parameters import Wanted
 from orca_jax.model.sharding import (
     TENSOR_AXIS,
-    check_divisible,
     on_shards,
     padded_vocab,
     param_shardings,
     tensor_parallel_size,
+    uneven_parts,
 )
 from orca_jax.model.stages import LayerSpan, whole
 from orca_jax.model.transformer import Decoder
@@ -47,17 +47,11 @@ def tensor_mesh(devices: list[Any]) -> Mesh:
 def decoder_builder(
     config: ModelConfig, dtype: DType, mesh: Mesh | AbstractMesh, seed: int = 0, span: LayerSpan | None = None
 ) -> Callable[[], Decoder]:
-    """A function to trace that creates the decoder, or one stage of it, with random values for a mesh.
-
-    Raises:
-        ConfigError: a decoder from outside this package cannot have stages.
-    """
+    """A function to trace that creates the decoder, or one stage of it, with random values for a mesh."""
     shards = tensor_parallel_size(mesh)
     rows, held = padded_vocab(config, shards), on_shards(config, shards)
     if (name := config.decoder) is not None:
-        if span is not None and not span.is_whole:
-            message = f"decoder {name} has no pipeline stages; leave pipeline_parallel_size out"
-            raise ConfigError(message, param="pipeline_parallel_size")
+        assert span is None or span.is_whole, "refused by assembly/support.py"
         return lambda: build_own(name, held, dtype, nnx.Rngs(seed), rows)
     return lambda: Decoder(held, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed), vocab_rows=rows, span=span, mesh=mesh)
 
@@ -70,7 +64,7 @@ def abstract_decoder(
     Raises:
         ConfigError: the model cannot be split evenly over the mesh.
     """
-    check_divisible(config, tensor_parallel_size(mesh))
+    assert not uneven_parts(config, tensor_parallel_size(mesh)), "refused by assembly/support.py"
     structure, state = nnx.split(nnx.eval_shape(decoder_builder(config, dtype, mesh, span=span)))
     shapes: nnx.State = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

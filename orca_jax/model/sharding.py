@@ -8,7 +8,6 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 
 TENSOR_AXIS = "tensor"
 
@@ -79,7 +78,7 @@ def on_shards(config: ModelConfig, shards: int) -> ModelConfig:
 
 def can_share(config: ModelConfig, shards: int) -> bool:
     """True if `shards` devices can share the model."""
-    return not _uneven(config, shards)
+    return not uneven_parts(config, shards)
 
 
 def most_shards(config: ModelConfig, most: int) -> int:
@@ -87,21 +86,7 @@ def most_shards(config: ModelConfig, most: int) -> int:
     return max(n for n in range(1, most + 1) if can_share(config, n))
 
 
-def check_divisible(config: ModelConfig, shards: int) -> None:
-    """Check that `shards` devices can share the model.
-
-    Raises:
-        ConfigError: the heads or the MLP cannot be shared evenly. The error names them and valid numbers.
-    """
-    uneven = _uneven(config, shards)
-    if uneven:
-        fitting = [n for n in range(1, config.num_heads + 1) if can_share(config, n)]
-        raise ConfigError(
-            f"tensor_parallel_size {shards} {' and '.join(uneven)}; use one of {fitting}", param="tensor_parallel_size"
-        )
-
-
-def _uneven(config: ModelConfig, shards: int) -> list[str]:
+def uneven_parts(config: ModelConfig, shards: int) -> list[str]:
     """The reasons for which `shards` devices cannot share the model."""
     sizes = {"query heads": config.num_heads, "mlp width": config.mlp_dim}
     if config.experts is not None and config.experts.shared_dim:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 
 
 class LayerSpan(NamedTuple):
@@ -58,17 +57,9 @@ def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:
     """Spread the layers over stages, with a difference of one layer at most.
 
     The stages in the middle get the extra layers, since the first and the last one have the vocabulary.
-
-    Raises:
-        ConfigError: there are more stages than layers.
     """
     layers = config.num_layers
-    if stages > layers:
-        raise ConfigError(
-            f"pipeline_parallel_size {stages} is more than the {layers} layers of the model; each stage needs one of "
-            "them",
-            param="pipeline_parallel_size",
-        )
+    assert stages <= layers, "refused by assembly/support.py"
     extra = (stages - layers % stages) // 2  # the first stage with one more layer
     sizes = [layers // stages + (extra <= stage < extra + layers % stages) for stage in range(stages)]
     starts = [sum(sizes[:stage]) for stage in range(stages)]

@@ -19,20 +19,17 @@ def check_weights(source: str | Path, load_format: LoadFormat) -> None:
     """Refuse a model without weights in this format. The values are not read.
 
     Raises:
-        ConfigError: a preset has no files, or the weights are of an unknown kind.
+        ConfigError: the weights are of an unknown kind.
         CheckpointError: there are no weights.
     """
     if load_format == "dummy":
         return
     if is_preset(str(source)):
-        if load_format == "auto":
-            return
-        message = f"{source} has no weights in the format {load_format}; use auto or dummy"
-        raise ConfigError(message, param="load_format")
+        assert load_format == "auto", "refused by assembly/support.py"
+        return
     directory = Path(source)
     if is_gguf(str(source)):
-        if load_format != "auto":
-            raise ConfigError(f"{source} has no weights in the format {load_format}; use auto or dummy", "load_format")
+        assert load_format == "auto", "refused by assembly/support.py"
         return
     if load_format == "orbax":
         if orbax_root(directory) is None:

@@ -186,16 +186,17 @@ def _check(args: argparse.Namespace, model: ModelConfig) -> None:
     from orca_jax.assembly.support import Facts, check_support  # it imports much, and help comes at once
 
     config = EngineConfig(
-        args.model, revision=args.revision, download_dir=args.download_dir, quantization=args.quantization
+        args.model,
+        revision=args.revision,
+        download_dir=args.download_dir,
+        quantization=args.quantization,
+        max_model_len=args.max_model_len,
     )
     check_support(Facts(config, model=model), "settings", "model")
     for name in ("max_num_seqs", "max_model_len", "context", "prompt"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}", param=name)
-    if args.max_model_len is not None and args.max_model_len > model.max_positions:
-        message = f"max_model_len {args.max_model_len} is more than the model's {model.max_positions} positions"
-        raise ConfigError(message + "; lower it", param="max_model_len")
     for name in ("gpu_memory_utilization", *(f"{field}_share" for field in PeakShares._fields)):
         if not 0 < getattr(args, name) <= 1:
             raise ConfigError(f"{name} must be in (0, 1], got {getattr(args, name)}", param=name)

@@ -8,13 +8,15 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from orca_jax.assembly.budget import largest_launch
 from orca_jax.assembly.resolve import PAGE_SIZE
 from orca_jax.cache_spec import form_groups
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
-from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.errors import OrcaError
+from orca_jax.flags.needs import check_needs
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.stages import LayerSpan
 from orca_jax.plan.accelerators import Devices
@@ -40,14 +42,10 @@ def topology_of(devices: Devices, tensor: int) -> str:
     Raises:
         ConfigError: the devices are not TPUs, or there are more of them than in the largest topology.
     """
-    sizes = _TOPOLOGIES.get(devices.name)
-    if sizes is None:
-        message = f"compile needs a TPU, one of {', '.join(_TOPOLOGIES)}, got {devices.name}; leave --compile out"
-        raise ConfigError(message, param="compile")
-    shape = next((shape for shape, number in sizes.items() if number >= tensor), None)
-    if shape is None:
-        message = f"compile supports at most {max(sizes.values())} devices, got {tensor}; leave --compile out"
-        raise ConfigError(message, param="compile")
+    sizes = _TOPOLOGIES.get(devices.name, {})
+    names, most = ", ".join(_TOPOLOGIES), max(sizes.values(), default=0)
+    check_needs("plan", SimpleNamespace(devices=devices.name, known=names, most=most, tensor=tensor), ("compile",))
+    shape = next(shape for shape, number in sizes.items() if number >= tensor)
     return f"{devices.name}:{shape}"
 
 

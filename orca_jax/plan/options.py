@@ -1,10 +1,10 @@
 """The sensible ways of splitting a model over devices, with memory, times and flags, and the choice of one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orca_jax.config import ModelConfig
-from orca_jax.model.sharding import can_share
+from orca_jax.assembly.support import Facts, refusal
+from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.plan.accelerators import Devices, PeakShares
 from orca_jax.plan.memory import Capacity, Demand, Split, fit
 from orca_jax.plan.roofline import Times, expected_times
@@ -49,7 +49,8 @@ def splits(model: ModelConfig, devices: Devices) -> list[Split]:
     kind, number = devices.kind, devices.number
     widest = min(number, kind.per_host) if kind.platform == "gpu" else number
     most_stages = 1 if kind.platform == "cpu" else min(number, model.num_layers)
-    tensors = [n for n in range(1, widest + 1) if number % n == 0 and can_share(model, n)]
+    facts = Facts(EngineConfig(), model=model, num_devices=number)
+    tensors = [n for n in range(1, widest + 1) if number % n == 0 and not refusal(replace(facts, shards=n), "devices")]
     return [
         Split(tensor, stages)
         for tensor in tensors
@@ -60,7 +61,9 @@ def splits(model: ModelConfig, devices: Devices) -> list[Split]:
 
 def options(model: ModelConfig, devices: Devices, demand: Demand, prompt: int, shares: PeakShares) -> list[Option]:
     """Return every way to use the devices."""
-    return [_option(model, devices, split, demand, prompt, shares) for split in splits(model, devices)]
+    return [
+        _option(model, devices, split, demand, prompt, shares) for split in splits(demand.quantised(model), devices)
+    ]
 
 
 def choose(found: Sequence[Option], target_ms: float) -> Option | None:

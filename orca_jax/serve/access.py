@@ -149,16 +149,8 @@ def read_keys(config: ServerConfig) -> tuple[str, ...]:
 
 
 def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
-    """Allow pages of `--allowed-origins` to call the server. It wraps `Access`, so that pages can read a 401, too.
-
-    Raises:
-        ConfigError: credentials are allowed for every origin, or for none.
-    """
+    """Allow pages of `--allowed-origins` to call the server. It wraps `Access`, so that pages can read a 401, too."""
     origins = config.allowed_origins
-    if config.allow_credentials and (not origins or "*" in origins):
-        raise ConfigError(
-            "--allow-credentials needs --allowed-origins with origins other than '*'", param="allow_credentials"
-        )
     if not origins:
         return app
     return CORSMiddleware(

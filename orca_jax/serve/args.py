@@ -4,9 +4,8 @@ import dataclasses
 import math
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from orca_jax.errors import ConfigError
 from orca_jax.flags import (
@@ -15,15 +14,13 @@ from orca_jax.flags import (
     add_engine_args,
     add_field_args,
     engine_config_from_args,
-    flag_of,
     program,
 )
+from orca_jax.flags.needs import changed, check_needs
 from orca_jax.request import MAX_LOGPROBS
 from orca_jax.server_config import ServerConfig, endpoint_fault
 
 DESCRIPTION = "Start an OpenAI-compatible HTTP server."
-_MTLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file")
-_OF_HOSTS = ("node_rank", "master_addr", "master_port", "cluster_key_file", "control_timeout", *_MTLS)
 _HOST_NAME = re.compile(r"[\w.-]*\w\.?", re.ASCII)
 MIN_HEARTBEAT_TIMEOUT = 1.0  # seconds; the engine sends two heartbeats per second
 
@@ -49,75 +46,52 @@ def read_flags(parser: FlagParser, argv: Sequence[str] | None) -> tuple[ServerCo
     values = {field.name: getattr(args, field.name) for field in _FIELDS}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     config = ServerConfig(engine=engine_config_from_args(args), **values)
-    check(config)
-    for name in {"host", "port"} & given if config.uds is not None else ():
-        _require(False, name, "cannot be combined with --uds; use one of them")
-    for name in () if "nnodes" in given else sorted(given.intersection(_OF_HOSTS)):
-        _require(False, name, "needs --nnodes")
+    check(config, given)
+    if "nnodes" not in given:
+        check_needs("serve without --nnodes", config, given)
     return config, args
 
 
-def check(config: ServerConfig) -> None:
-    """Check values and their combinations. Raises ConfigError; its `param` names the flag."""
+def check(config: ServerConfig, given: Collection[str] = ()) -> None:
+    """Check values and their combinations. Raises ConfigError; its `param` names the flag.
+
+    Args:
+        given: flags that count as set although they may have their default values.
+    """
     for name in ("host", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "chat_template", "generation_config"):
         _require(getattr(config, name) != "", name, "must not be empty")
     for name in ("served_model_name", "api_key", "allowed_origins", "allowed_hosts"):
         _require(all(getattr(config, name)), name, "must not be empty")
     _check_address(config)
     _check_numbers(config)
-    if config.allow_credentials and (not config.allowed_origins or "*" in config.allowed_origins):
-        _require(False, "allow_credentials", "needs --allowed-origins with origins other than '*'")
-    has_keys = bool(config.api_key) or config.api_key_file is not None
-    _require(has_keys or not config.cache_salt_per_key, "cache_salt_per_key", "needs --api-key-file or --api-key")
-    for name, needed in (("admin_key_file", "weights_root"), ("weights_root", "admin_key_file")):
-        _require(getattr(config, name) is None or getattr(config, needed), name, f"needs {flag_of(needed)}")
     _check_kv_events(config)
-    _check_adapters(config)
+    folder = config.lora_dir
+    _require(folder is None or Path(folder).is_dir(), "lora_dir", f"{folder} is not a directory")
     endpoint = config.otlp_traces_endpoint
     _check_hosts(config)
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
     _require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")
+    check_needs("serve", config, changed(config, config.engine).union(given))
 
 
 def _check_address(config: ServerConfig) -> None:
     _require(0 <= config.port <= 65535, "port", f"must be in 0..65535, got {config.port}")
-    if config.uds is not None:
-        for name in ("host", "port"):
-            is_default = getattr(config, name) == _default(name)
-            _require(is_default, name, "cannot be combined with --uds; use one of them")
-        _require(not config.allowed_hosts, "allowed_hosts", "has no effect with --uds, where no name is checked")
     for name in config.allowed_hosts:
         holds = _HOST_NAME.fullmatch(name) is not None
         _require(holds, "allowed_hosts", f"must be names such as llm.example, without scheme and port; got {name!r}")
-    has_key, has_certificate = config.ssl_keyfile is not None, config.ssl_certfile is not None
-    _require(has_certificate or not has_key, "ssl_certfile", "is missing; --ssl-keyfile needs its certificate")
-    _require(
-        has_key or not has_certificate,
-        "ssl_keyfile",
-        "is missing; --ssl-certfile needs its private key",
-    )
-    needs_tls = config.ssl_ca_certs is not None and not has_certificate
-    _require(not needs_tls, "ssl_ca_certs", "needs --ssl-certfile and --ssl-keyfile")
     root = config.root_path
     holds = not root or (root.startswith("/") and not root.endswith("/") and root.isascii() and root.isprintable())
     _require(holds, "root_path", "must begin with a slash and must not end with one, such as /llm")
 
 
 def _check_hosts(config: ServerConfig) -> None:
-    nnodes, rank = config.nnodes, config.node_rank
-    _require(nnodes >= 1, "nnodes", f"must be at least 1, got {nnodes}")
-    _require(0 <= rank < nnodes, "node_rank", f"must be in 0..{nnodes - 1} with --nnodes {nnodes}, got {rank}")
-    what = "needs --nnodes 1: the other processes have ended with the engine, and their owner must start all of them"
-    _require(nnodes == 1 or not config.restart_engine, "restart_engine", what)
+    _require(config.nnodes >= 1, "nnodes", f"must be at least 1, got {config.nnodes}")
     _require(config.master_addr != "", "master_addr", "must not be empty")
     _require(
         1 <= config.master_port <= 65533,
         "master_port",
         f"must be in 1..65533, since the next two ports are used too; got {config.master_port}",
     )
-    missing = [name for name in _MTLS if getattr(config, name) is None]
-    if missing and len(missing) < len(_MTLS):
-        _require(False, missing[0], "is missing; mutual TLS needs three files")
     timeout = config.control_timeout
     holds = math.isfinite(timeout) and timeout >= MIN_HEARTBEAT_TIMEOUT
     _require(holds, "control_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {timeout}")
@@ -154,27 +128,11 @@ def _check_kv_events(config: ServerConfig) -> None:
         if endpoint is not None:
             fault = endpoint_fault(endpoint, allows_remote=config.kv_events_allow_remote)
             _require(fault is None, name, fault or "")
-    for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_allow_remote"):
-        _require(config.kv_events_endpoint is not None or not getattr(config, name), name, "needs --kv-events-endpoint")
-
-
-def _check_adapters(config: ServerConfig) -> None:
-    folder = config.lora_dir
-    if folder is not None:
-        _require(config.engine.enable_lora, "lora_dir", "needs --enable-lora")
-        _require(Path(folder).is_dir(), "lora_dir", f"{folder} is not a directory")
-    for name in config.engine.lora_paths:
-        is_taken = name in config.names
-        _require(not is_taken, "lora_modules", f"{name} is the name of the model; choose another one")
 
 
 def _require(holds: bool, param: str, what: str) -> None:
     if not holds:
         raise ConfigError(what, param=param)
-
-
-def _default(name: str) -> Any:
-    return next(field.default for field in _FIELDS if field.name == name)
 
 
 def make_parser(name: str | None = None, description: str = DESCRIPTION) -> FlagParser:

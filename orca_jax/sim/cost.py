@@ -4,8 +4,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from orca_jax.cache_spec import LayerGroup, attended_pairs
@@ -114,80 +113,3 @@ class LinearCost:
         pairs = work.chunk_pairs + work.context
         seconds = self.per_iteration * work.steps + self.per_token * (work.num_tokens + work.padding)
         return [(seconds + self.per_pair * pairs) / num_stages] * num_stages
-
-
-@dataclass(frozen=True)
-class StageCost:
-    """A cost for each stage of a pipeline, from the bytes and operations of its layers (`sim/gpt.py`).
-
-    Reading the weights and computing the tokens of prompts add up, as measured on the paper's hardware. A chunk
-    behind others reads the keys and values before it, as an increment does.
-    """
-
-    weights: float  # seconds of a stage to read its weights, for each step
-    initiation: float  # seconds of a stage for each token of a chunk
-    increment: float  # seconds of a stage for each increment
-    context: float  # seconds of a stage for each token with keys and values to read
-    control: float = 0.0  # seconds of a stage without work, while its worker synchronises to pass the plan on
-    request: float = 0.0  # seconds of a stage for each request, as its attention is not batched with others'
-    host: float = 0.0
-    buckets: tuple[int, ...] = ()
-
-    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
-        """The same seconds on each stage, since all have as many layers."""
-        seconds = (self.weights + self.control) * work.steps + self.initiation * work.chunk_tokens
-        seconds += self.request * work.members
-        seconds += self.increment * work.increments + self.context * (work.context + work.chunk_context)
-        return [seconds] * num_stages
-
-    def slower(self, factor: float) -> "StageCost":
-        """The cost of an engine with this multiple of the seconds."""
-        return replace(
-            self,
-            weights=factor * self.weights,
-            initiation=factor * self.initiation,
-            increment=factor * self.increment,
-            context=factor * self.context,
-        )
-
-
-@dataclass(frozen=True)
-class FeatureCost:
-    """A cost by many features, fitted to a recorded timeline (`timeline/features.py`)."""
-
-    weights: Mapping[str, float]  # seconds for each unit of a feature of `features`
-    host: float = 0.0
-    buckets: tuple[int, ...] = ()
-
-    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
-        """An equal part of the iteration's seconds on each stage."""
-        found = features(work)
-        seconds = sum([weight * found[name] for name, weight in self.weights.items()])
-        return [seconds / num_stages] * num_stages
-
-
-FIRST_SAMPLER = 8
-"""Rows of the smallest sampler; each next one has twice as many."""
-KNOTS = (4, 16, 64)
-"""Tokens of a launch, padding included, at which the seconds for one more token may change.
-
-Few tokens wait for the weights, more of them for the products, and many use the processor best.
-"""
-
-
-def features(work: WorkCounts) -> dict[str, float]:
-    """The features of a fit to measured times, by name. All launches count as equally large."""
-    draws = -(-work.draws // work.steps)
-    size = (work.num_tokens + work.padding) / work.launches
-    found: dict[str, float] = {"steps": work.steps, "launches": work.launches}
-    for low, high in pairwise((0, *KNOTS, math.inf)):
-        name = f"tokens_from_{low}" if low else "tokens"
-        found[name] = work.launches * min(max(size - low, 0.0), high - low)
-    return found | {
-        "chunk_tokens": work.chunk_tokens,
-        "chunk_pairs": work.chunk_pairs,
-        "chunk_context": work.chunk_context,
-        "increments": work.increments,
-        "context": work.context,
-        "sampler_rows": work.steps * max(FIRST_SAMPLER, 1 << (draws - 1).bit_length()) if draws else 0,
-    }

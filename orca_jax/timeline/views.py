@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from orca_jax.errors import ConfigError, reason_of
+from orca_jax.flags.needs import check_needs
 from orca_jax.reporting import NO_MATPLOTLIB, write_file
 from orca_jax.timeline.html import html_page
 from orca_jax.timeline.perfetto import perfetto
@@ -35,8 +36,7 @@ def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:
     Raises:
         ConfigError: the file cannot be written, or matplotlib is missing; `param` is "plot".
     """
-    if args.plot is None and args.plot_unit is not None:
-        raise ConfigError("plot_unit has no effect without --plot; give both", param="plot_unit")
+    check_needs("timeline, bench burst, bench replay", args, () if args.plot_unit is None else ("plot_unit",))
     if args.plot is None:
         return
     try:

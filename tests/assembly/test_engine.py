@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from orca_jax.assembly.budget import launch_sizes, token_budget
@@ -34,7 +35,7 @@ def config(cache: str, **settings: Any) -> EngineConfig:
         ({"scheduler": "orca", "scheduling_policy": "fair"}, "scheduling_policy", "needs scheduler chunked"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size", "at least 1"),
         ({"pipeline_parallel_size": 5}, "pipeline_parallel_size", "more than the 3 layers"),
-        ({"pipeline_parallel_size": 3, "tensor_parallel_size": 6}, "pipeline_parallel_size", "their product"),
+        ({"pipeline_parallel_size": 3, "tensor_parallel_size": 6}, "tensor_parallel_size", "their product"),
         ({"max_model_len": 65}, "max_model_len", "64 positions"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size", "does not divide"),
         ({"tensor_parallel_size": 900}, "tensor_parallel_size", "devices"),
@@ -49,6 +50,7 @@ def config(cache: str, **settings: Any) -> EngineConfig:
 def test_a_wrong_setting_is_named_with_its_remedy(
     settings: dict[str, Any], param: str, hint: str, program_cache: str
 ) -> None:
+    jax.devices()  # JAX has started, so the number of devices is fixed
     with pytest.raises(ConfigError, match=hint) as error:
         build_engine(config(program_cache, **settings))
     assert error.value.param == param

@@ -5,33 +5,38 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
 
 from orca_jax.assembly.support import MOMENTS, NEEDS, Facts, Moment, check_support, refusal
-from orca_jax.config import EngineConfig
+from orca_jax.batch.config import BatchConfig
+from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.errors import ConfigError
+from orca_jax.flags.needs import FLAG_NEEDS
 from orca_jax.layer_config import ExpertsConfig
+from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
 from tests.project.source import ROOT
 
 DRAFTS = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 VALUES: dict[str, tuple[Any, ...]] = {
-    "model": ("preset:toy", "demo", "org/name"),
+    "model": ("preset:toy", "demo", "org/name", "preset:gpt2", "preset:clock-5", "a.gguf"),
+    "tokenizer": (None, "byte"),
     "scheduler": ("orca", "chunked", "request_level"),
     "scheduling_policy": ("fcfs", "shortest"),
     "speculative_config": (None, DRAFTS, NGRAM),
-    "pipeline_parallel_size": (1, 2),
+    "pipeline_parallel_size": (1, 2, 9),
+    "max_model_len": (None, 64, 99999),
+    "max_num_seqs": (64, 65),
     "enable_lora": (False, True),
     "quantization": (None, "int8"),
     "max_num_batched_tokens": (None, 64),
     "max_loras": (None, 2),
     "max_lora_rank": (None, 8),
-    "max_cpu_loras": (None, 9),
-    "lora_modules": ((), ("a=b",)),
+    "max_cpu_loras": (None, 1, 9),
+    "lora_modules": ((), ("a=b",), tuple(f"a{n}=b" for n in range(9))),
     "revision": (None, "main"),
     "download_dir": (None, "cache"),
     "load_format": ("auto", "orbax"),
@@ -57,15 +62,22 @@ MODELS = (
     dataclasses.replace(TOY_MODEL, decoder="file.py:Own"),
     dataclasses.replace(TOY_MODEL, experts=ExpertsConfig(4, 2)),
     dataclasses.replace(TOY_MODEL, quantization="int4"),
+    dataclasses.replace(TOY_MODEL, quantization="int4", experts=ExpertsConfig(4, 2)),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv", "attention"), num_layers=2),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv",)),
 )
 
 
-@cache
-def configs() -> list[EngineConfig]:
+DECIDING = ("model", "scheduler", "scheduling_policy", "speculative_config", "pipeline_parallel_size", "enable_lora",
+            "quantization", "enable_prefix_caching", "max_num_batched_tokens", "max_num_seqs", "tokenizer",
+            "overlap")  # fmt: skip
+"""Settings that rows read beside their own one."""
+
+
+def configs(moment: Moment) -> list[EngineConfig]:
     """The defaults with each pair of values of two settings: no row reads more than its setting and one at a time."""
-    pairs = itertools.combinations(VALUES, 2)
+    own = {need.setting for need in NEEDS if need.moment == moment and need.setting in VALUES}
+    pairs = itertools.combinations([name for name in VALUES if name in own.union(DECIDING)], 2)
     chosen = [
         dict(zip(pair, each, strict=True))
         for pair in pairs
@@ -74,9 +86,27 @@ def configs() -> list[EngineConfig]:
     return [EngineConfig(**values) for values in chosen]
 
 
+def drafter(config: EngineConfig) -> str | None:
+    return None if config.speculative_config is None else config.speculative_config.model
+
+
 def facts_of(config: EngineConfig, moment: Moment) -> Iterator[Facts]:
-    if moment in ("settings", "toy", "events"):
+    if moment in ("settings", "numbers", "toy", "texts", "events"):
         yield Facts(config)
+        return
+    if moment == "draft":
+        for draft in (*MODELS, dataclasses.replace(TOY_MODEL, vocab_size=9)) if drafter(config) else ():
+            yield from (Facts(config, model=TOY_MODEL, draft=draft, max_model_len=length) for length in (8, 99999))
+        return
+    if moment == "devices":
+        for model, hosts, shards, number in itertools.product(MODELS, (1, 3), (1, 2, 3), (1, 9)):
+            yield Facts(config, hosts, model, "cpu", shards=shards, num_devices=number)
+        return
+    if moment == "library":
+        for has_library, has_bfloat16, dtype in itertools.product(
+            (False, True), (False, True), ("float32", "bfloat16")
+        ):
+            yield Facts(config, dtype=dtype, has_library=has_library, has_bfloat16=has_bfloat16)
         return
     for hosts, model in itertools.product((1, 2), MODELS):
         for platform, dtype in (("cpu", "float32"), ("cpu", "float16"), ("gpu", "bfloat16")):
@@ -91,7 +121,7 @@ def is_in_use(config: EngineConfig, setting: str, idle: tuple[object, ...]) -> b
 def test_every_row_is_met_and_unmet_and_the_first_unmet_one_is_named(moment: Moment) -> None:
     rows = [need for need in NEEDS if need.moment == moment]
     seen: set[tuple[int, bool]] = set()
-    for config in configs():
+    for config in configs(moment):
         for facts in facts_of(config, moment):
             found = refusal(facts, moment)
             used = [row for row in rows if is_in_use(config, row.setting, row.without_effect)]
@@ -115,31 +145,100 @@ def test_the_checks_raise_the_refusal() -> None:
     assert caught.value.param == "quantization"
 
 
-WORDS = re.compile(
-    r"does not cover|has no effect (on|with|beside)|needs (nnodes|scheduler|enable_lora|the prefix cache)"
-)
-OF_COMMANDS = {
-    "config.py": "the settings of speculation, within one value",
-    "model/layers.py": "the weights of one layer, also in a plan of memory",
+TABLES = ("assembly/support.py", "flags/needs.py")
+OUTSIDE = {
+    ("assembly/devices.py", "tensor_parallel_size"): "devices of another process, found when it has joined",
+    ("assembly/scheduler.py", "length_predictor"): "two files that do not fit: a ranker and a model",
+    ("batch/check.py", "body"): "a key within one value",
+    ("batch/check.py", "max_logprobs"): "the range of a number",
+    ("batch/input.py", "input"): "a file that changed; a flag is the remedy",
+    ("bench/online/load.py", "warmup_requests"): "the range of a number, known after the file of requests is read",
+    ("config.py", "prompt_lookup_max"): "keys of one value, which its class checks alone",
+    ("exec/cache.py", "max_model_len"): "a lack of memory; flags are the remedy",
+    ("model/weight_files.py", "model"): "an adapter in place of a model; flags are the remedy",
+    ("model/gguf/header.py", "model"): "a library that is not installed",
+    ("sched/blocks.py", "n_slots"): "the range of a number, known after the memory is counted",
+    ("serve/listen.py", "ssl_certfile"): "two files that do not fit: a key and a certificate",
+    ("sim/clock.py", "model"): "the form of one value",
+    ("telemetry/otel.py", "otlp_traces_endpoint"): "a library that is not installed",
+    ("timeline/read.py", "trace"): "the content of a file; a flag is the remedy",
 }
-"""Files with refusals of other things than settings of an engine beside others. Folders of commands have flags."""
-COMMANDS = ("batch/", "bench/", "cli/", "deploy/", "openai/", "plan/", "playground/", "serve/", "timeline/")
+"""Errors that mention two settings, or one beside something else, and refuse no combination: by file and setting."""
+SETTINGS = {
+    field.name
+    for kind in (EngineConfig, ServerConfig, BatchConfig, SpeculativeConfig)
+    for field in dataclasses.fields(kind)
+} | {need.flag for needs in FLAG_NEEDS.values() for need in needs}
+LINKS = re.compile(
+    r"\bneeds?\b|no effect|combined|does not cover|\bis for\b|only for\b|contradicts|together|\bbeside\b|excludes?\b"
+)
+REFUSING = re.compile(r"(?:Error|_require|_unfit|_refused|error)$")
+OF_REQUESTS = ("RequestError", "ApiError")
+"""Errors of requests, whose fields are no settings."""
 
 
-def refusals() -> Iterator[tuple[str, str]]:
-    """The files of the package with the words of refusals in the text of a `ConfigError`."""
+def text_of(node: ast.AST | None) -> str:
+    """The text of a string expression, with its placeholders in braces; empty for another expression."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) or f"{{{ast.unparse(part)[1:-1]}}}" for part in node.values)
+    return text_of(node.left) + text_of(node.right) if isinstance(node, ast.BinOp) else ""
+
+
+def mentioned(text: str) -> set[str]:
+    """The settings in a text: names with an underscore, flags, and fields in placeholders."""
+    words = set(re.findall(r"(?<![\w.])[a-z]+(?:_[a-z]+)+(?!\w)", text))
+    flags = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]+)", text)}
+    values = set(re.findall(r"(?:config|args|settings|engine)\.(\w+)", " ".join(re.findall(r"\{([^}]*)\}", text))))
+    return (words | flags | values) & SETTINGS
+
+
+def refusals(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+    """The errors of a file that mention two settings, or one with a word that links it to something else.
+
+    Each is (`param`, or the first setting; all settings). A message may be in a variable of the function.
+    """
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        nodes = list(ast.walk(function))
+        assigned = sorted((node for node in nodes if isinstance(node, ast.Assign)), key=lambda node: node.lineno)
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if REFUSING.search(name) is None or name in OF_REQUESTS:
+                continue
+            before = [node for node in assigned if node.lineno < call.lineno]
+            variables = {ast.unparse(node.targets[0]): text_of(node.value) for node in before}
+            values = [*call.args, *(keyword.value for keyword in call.keywords)]
+            texts = [text_of(value) or variables.get(getattr(value, "id", ""), "") for value in values]
+            params = [text for text in texts if text in SETTINGS]
+            text = " ".join(text for text in texts if text not in SETTINGS)
+            found = mentioned(text) | set(params)
+            if len(found) > 1 or (found and LINKS.search(text)):
+                yield [*params, *sorted(found)][0], found
+
+
+def test_no_refusal_of_a_combination_is_outside_of_the_tables() -> None:
+    found = set()
     for path in sorted((ROOT / "orca_jax").rglob("*.py")):
         name = path.relative_to(ROOT / "orca_jax").as_posix()
-        if name.startswith(COMMANDS):
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
-            if is_text and WORDS.search(str(getattr(node, "value", ""))):
-                yield name, str(getattr(node, "value", ""))
+        if name not in TABLES:
+            found |= {(name, param) for param, _ in refusals(ast.parse(path.read_text(encoding="utf-8")))}
+    assert found == set(OUTSIDE), "put it into a table, or say why it is not a combination"
 
 
-def test_no_refusal_of_a_combination_is_outside_of_the_table() -> None:
-    found = list(refusals())
-    assert {name for name, _ in found} == {"assembly/support.py", *OF_COMMANDS}
+@pytest.mark.parametrize(
+    ("code", "is_found"),
+    [
+        ("raise ConfigError(f'n_slots {n} is less than num_pages', param='n_slots')", True),
+        ("raise ConfigError('n_slots must be at least 1', param='n_slots')", False),
+        ("raise ConfigError('n_slots does not cover mixtures', param='n_slots')", True),
+        ("message = f'overlap needs {args.scheduler}'\n    raise ConfigError(message, param='overlap')", True),
+        ("_require(ok, 'uds', 'has no effect with TLS')", True),
+        ("_require(ok, 'uds', 'leave it out with --host')", True),
+        ("raise RequestError('max_tokens needs n_slots', param='n_slots')", False),
+    ],
+)
+def test_refusals_are_found_by_their_words(code: str, is_found: bool) -> None:
+    assert bool(list(refusals(ast.parse(f"def f():\n    {code}")))) == is_found

@@ -242,7 +242,7 @@ def test_files_of_a_run_are_different_files(half_done: Path, tmp_path: Path) -> 
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.rename(old_path(output))
     for flags, param in (
-        (["-i", str(old_path(output)), "--overwrite"], "output"),
+        (["-i", str(old_path(output)), "--overwrite"], "overwrite"),
         (["-i", str(old_path(output)), "--trace-file", str(output)], "trace_file"),
         (["-i", str(old_path(output)), "--trace-file", str(old_path(output))], "trace_file"),
         (["-i", str(output)], "output"),

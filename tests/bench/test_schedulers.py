@@ -91,12 +91,3 @@ def test_pictures_that_fail(name: str, rate: float | None, why: str, tmp_path: P
     figures = dict.fromkeys(("output_tokens_per_s", "median_normalized_latency_ms", "p99_ttft_ms", "p99_itl_ms"), 1.0)
     with pytest.raises(ConfigError, match=why):
         plot_loads(str(tmp_path / name), [FixedLoad(1.0, rate, {"orca": figures})], "title", 4)
-
-
-def test_the_time_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ten pairs, on a simulated device: all members of all iterations are counted."""
-    assert main(["schedulers", "--host-time", "10"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["host_time"]
-    assert len(found) == 10 and all(row["us"] > 0 for row in found.values())
-    assert found["orca"]["request_iterations"] == found["orca, two in flight"]["request_iterations"]
-    assert found["request_level"]["request_iterations"] > found["orca"]["request_iterations"]

@@ -1,15 +1,12 @@
 """Starts of a server: medians by hand, wrong flags, and the whole benchmark with the toy."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from orca_jax.bench import install
 from orca_jax.bench.__main__ import main
 from orca_jax.bench.start import ServerStart, medians, size_of
-from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.startup import START_PHASES
 
 
@@ -58,14 +55,3 @@ def test_the_size_of_a_cache_includes_folders(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"123")
     (tmp_path / "below" / "two").write_bytes(b"45")
     assert size_of(tmp_path) == 5
-
-
-def test_an_installation_needs_a_source_tree(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs a source tree"):
-        install.measure_install(tmp_path)
-
-
-def test_a_failed_command_shows_its_last_line() -> None:
-    with pytest.raises(OrcaError, match="ended with code 3: no network"):
-        install._timed([sys.executable, "-c", "import sys; print('no network', file=sys.stderr); sys.exit(3)"])
-    assert install._timed([sys.executable, "-c", ""]) > 0

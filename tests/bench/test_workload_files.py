@@ -80,7 +80,7 @@ def test_a_file_that_is_something_else(name: str, text: str, why: str, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "param"),
     [
-        ({"data": None}, "trace_data"),
+        ({"data": None}, "trace"),
         ({"data": "nowhere"}, "trace_data"),
         ({"length_scale": 0.001}, "length_scale"),
         ({"length_scale": 0.0}, "length_scale"),
@@ -94,7 +94,7 @@ def test_settings_that_cannot_be(settings: dict[str, object], param: str, tmp_pa
 
 
 def test_made_up_traces_take_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave out"):
+    with pytest.raises(ConfigError, match="leave trace_data out"):
         read(tmp_path, "orca", AZURE)
 
 

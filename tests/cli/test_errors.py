@@ -86,7 +86,7 @@ OTHERS = {
     ),
     f"bench online --base-url {GONE}": (2, "is not reachable: "),
     f"generate hello {TOY} --top-p 3": (2, "top_p"),
-    f"generate hello --base-url {GONE} --page-size 8": (2, "page_size has no effect on the server at --base-url"),
+    f"generate hello --base-url {GONE} --page-size 8": (2, "--page-size: has no effect on the server at --base-url"),
 }
 CASES = {
     **{words: (2, message) for table in (WRONG_FLAG, WRONG_PATH) for words, message in table.items()},

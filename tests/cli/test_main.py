@@ -1,7 +1,9 @@
 """The command `orca-jax`: its subcommands, their help, and errors of one line."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +13,9 @@ from orca_jax.bench.__main__ import COMMANDS
 from orca_jax.cli import main as command
 from orca_jax.cli.main import GROUPS, SUBCOMMANDS, main
 from orca_jax.errors import ConfigError, EngineError, RequestError
-from orca_jax.flags import program
+from orca_jax.flags import program, run_program
 from tests.cli.imports import imports_of
+from tests.project.source import ROOT
 
 ARRAYS = ("jax", "numpy", "flax", "orbax", "matplotlib")
 ENGINE = (*ARRAYS, "tokenizers", "uvicorn", "starlette", "httpx", "yaml")
@@ -85,6 +88,23 @@ def test_an_error_is_one_line_unless_debug(
     assert capsys.readouterr().err == f"error: {message}\n"
     assert main(["--debug", "serve"]) == status
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_programs_name_the_command_that_prints_a_traceback() -> None:
+    """A subcommand of `orca-jax`, or the whole command of its module."""
+    for folder in ("orca_jax", "lab"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+            for name in re.findall(r"""run_program\("([^"]+)\"""", path.read_text(encoding="utf-8")):
+                assert name in SUBCOMMANDS or name == f"python -m {module}", path
+
+
+def test_the_hint_of_another_program_is_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(words: Sequence[str] | None) -> int:
+        raise KeyError("x")
+
+    assert run_program("python -m lab", fail, []) == 1
+    assert "; python -m lab --debug ... prints the traceback" in capsys.readouterr().err
 
 
 def test_ctrl_c_has_its_own_status(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from lab.paper.places import Place
+from lab.paper.runs import paper_lengths
 from lab.paper.sweep import saturation
 from lab.paper.systems import parse_system
 from lab.policies import POLICIES
 from lab.reproduce.baselines import EFFORT, HEAD, RESULT, SYSTEMS, baselines, block, rows
-from orca_jax.bench.paper.runs import paper_lengths
 from orca_jax.reporting import rounded
 
 RECORDED = json.loads(RESULT.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import COMMANDS, main, make_parser
-from orca_jax.bench.__main__ import MOVED
+from orca_jax.bench.__main__ import GONE, MOVED
 from orca_jax.bench.__main__ import main as bench
 from tests.project.source import ROOT
 
@@ -26,10 +26,21 @@ for name in json.loads(sys.argv[1]):
 
 @pytest.mark.parametrize("name", MOVED)
 def test_an_earlier_benchmark_names_its_place(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench([name, "--any", "flag"]) == 2
+    assert bench(["schedulers", f"{name}=10"] if name.startswith("-") else [name, "--any", "flag"]) == 2
     shown = capsys.readouterr().err
     assert f"`python -m lab {MOVED[name]}`, in a clone" in shown and shown.count("\n") == 1
     assert MOVED[name] in COMMANDS
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_benchmark_that_has_ended_names_its_result(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench([name]) == 2
+    assert "docs/benchmarks.md" in capsys.readouterr().err and name not in COMMANDS
+
+
+def test_flags_of_a_server_are_not_those_of_a_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(["start", "--repeat", "0", "--", "--profile"]) == 2
+    assert "repeat must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -50,7 +61,7 @@ def test_every_command_with_flags_of_an_engine_takes_a_file() -> None:
 
 
 def test_help_of_earlier_benchmarks_imports_no_arrays() -> None:
-    names = [name for name in MOVED.values() if name != "reproduce"]
+    names = [MOVED[name] for name in MOVED if name != "paper" and not name.startswith("-")]
     done = subprocess.run(
         [sys.executable, "-c", HELP, json.dumps(names)], cwd=ROOT, capture_output=True, text=True, check=True
     )

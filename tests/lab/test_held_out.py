@@ -9,23 +9,23 @@ import msgspec
 import pytest
 
 from lab.__main__ import main
+from lab.paper.runs import Drive, Lengths, RunResult, paper_lengths, serve
 from lab.paper.systems import parse_system
 from lab.real.curves import arrivals_at
 from lab.real.laboratory import Laboratory, prompts_of, settings_of
-from lab.real.page import HELD_BEGIN, HELD_END
+from lab.real.page import held_out_section, read_results
+from lab.simulated.cost import FeatureCost
+from lab.simulated.features import fit_features
 from lab.simulated.held_out import compared, figures_of
 from lab.simulated.prediction import predicted_run, scaled_cost, skewed_lengths
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.feed import advance
-from orca_jax.bench.paper.runs import Drive, Lengths, RunResult, paper_lengths, serve
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.model.describe import read_model_config
-from orca_jax.sim.cost import FeatureCost
 from orca_jax.sim.executor import SimExecutor, VirtualClock
 from orca_jax.sim.toy import TOY_MODEL
-from orca_jax.timeline.features import fit_features
 from orca_jax.timeline.read import Timeline, parse_timeline
 from orca_jax.timeline.writer import TIMELINE_VERSION, TimelineHeader, TimelineWriter
 
@@ -113,7 +113,6 @@ CLOCK = ["held_out", "--model", "preset:clock-1", "--num-requests", "20", "--max
 
 def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "measured").mkdir()
-    (tmp_path / "paper.md").write_text(f"{HELD_BEGIN}{HELD_END}")
     flags = ["--held-out-model", "preset:toy", "--docs", str(tmp_path)]
     assert main([*CLOCK, "--fit", "orca(4)", "--predict", "chunked(3)", *flags]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -121,7 +120,7 @@ def test_the_command_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(found["model"]["runs"]) == len(found["held_out_model"]["runs"]) == 2
     for row in (row for rows in found["model"]["runs"].values() for row in rows.values()):
         assert row["error"] == pytest.approx(row["predicted"] / row["recorded"] - 1, abs=1e-3, rel=1e-3)
-    page = (tmp_path / "paper.md").read_text()
+    page = held_out_section(read_results(str(tmp_path)))
     assert page.count("all at once") == 2 and "| toy, chunked(3), " in page
 
 

@@ -13,10 +13,10 @@ from lab.paper.fits import FITTED, one_pair
 from lab.paper.pipeline import figure_8, stage_times
 from lab.paper.places import Place, simulate
 from lab.paper.points import latency_errors, read_figure_10, saturation_error
+from lab.paper.runs import Lengths, homogeneous, paper_lengths, poisson
 from lab.paper.systems import System, parse_system
 from lab.policies import POLICIES
 from lab.reproduce.fig9 import batch_ms
-from orca_jax.bench.paper.runs import Lengths, homogeneous, paper_lengths, poisson
 from orca_jax.errors import ConfigError
 
 POINTS = """# read off a figure

@@ -4,9 +4,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -16,13 +15,12 @@ from lab.paper.systems import parse_system
 from lab.real.budget import LEAST_REQUESTS, SHARE, PlannedRun, seconds_of_a_run
 from lab.real.curves import LOADS, Sweep, arrivals_at, ratios, steady_throughput
 from lab.real.laboratory import Laboratory, settings_of
-from lab.real.page import BEGIN, END, HELD_BEGIN, HELD_END, held_out_section, read_results, section
+from lab.real.page import read_results, section
 from lab.real.quiet import ATTEMPTS, Quiet
 from orca_jax.bench.feed import RealWaits
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.step import Executor
-from tests.project.source import ROOT
 
 SYSTEMS = ["--systems", "ft(1,1)", "orca(4)", "chunked(4)"]
 CLOCK = ["--model", "preset:clock-1", "--max-model-len", "64", "--minutes", "0.01"]
@@ -117,7 +115,6 @@ def test_settings_of_systems() -> None:
 @pytest.mark.usefixtures("few")
 def test_a_small_figure_10_and_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "measured").mkdir()
-    (tmp_path / "paper.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert main(["paper_real", "fig10", *CLOCK, *SYSTEMS, "--loads", "0.5", "1.3", "--docs", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found == json.loads((tmp_path / "measured" / "paper-real-fig10-clock-1.json").read_text())
@@ -127,15 +124,15 @@ def test_a_small_figure_10_and_its_page(tmp_path: Path, capsys: pytest.CaptureFi
     order = [run["system"] for run in found["runs"]["paper"]]
     assert order[3:9] == [*SYSTEMS[1:], *SYSTEMS[:0:-1]], "the systems alternate"
     assert {"cpu_flags", "cores"} <= set(found["hardware"]) and len(found["load_average"]) == 3
-    page = (tmp_path / "paper.md").read_text()
-    assert page.startswith(f"before\n{BEGIN}\n") and page.endswith(f"{END}\nafter\n") and "old" not in page
-    assert "**Headline.**" in page and "orca(4)" in (tmp_path / "paper-real-fig10-clock-1.svg").read_text()
+    assert (
+        "**Headline.**" in section(read_results(str(tmp_path)))
+        and "orca(4)" in (tmp_path / "paper-real-fig10-clock-1.svg").read_text()
+    )
 
 
 @pytest.mark.usefixtures("few")
 def test_small_figures_9_and_11(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "measured").mkdir()
-    (tmp_path / "paper.md").write_text(f"{BEGIN}{END}")
     assert main(["paper_real", "fig9", *CLOCK, "--systems", "orca(4)", "--docs", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["batch_sizes"] == [1, 2, 4] and len(found["padded_by_merged"]) == 3
@@ -152,18 +149,11 @@ def test_small_figures_9_and_11(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert all(run["attempts"] == 1 and run["load_average"] == 0.5 for run in runs)
     eight = next(run for run in found["runs"]["(8,8)"] if run["rate"] is not None)
     assert eight["median_latency_ms"] == pytest.approx(8 * eight["median_normalized_latency_ms"], rel=1e-3)
-    assert "| ms at 0.5 of it |" in (tmp_path / "paper.md").read_text()
-    assert read_results(str(tmp_path)).keys() == {"fig9-clock-1", "fig11-clock-1"}
-    assert (tmp_path / "paper.md").read_text().count("measured.**") == 2
-
-
-@pytest.mark.parametrize(("marks", "make"), [((BEGIN, END), section), ((HELD_BEGIN, HELD_END), held_out_section)])
-def test_the_page_has_the_measured_figures(
-    marks: tuple[str, str], make: Callable[[Mapping[str, Mapping[str, Any]]], str]
-) -> None:
-    text = (ROOT / "docs" / "paper.md").read_text()
-    written = text.partition(marks[0])[2].partition(marks[1])[0]
-    assert written == f"\n{make(read_results(str(ROOT / 'docs')))}\n"
+    results = read_results(str(tmp_path))
+    assert results.keys() == {"fig9-clock-1", "fig11-clock-1"}
+    assert "| ms at 0.5 of it |" in section(results) and section(results).count("measured.**") == 2
+    assert main(["paper_real", "draw", "--docs", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"drawn": list(results)}
 
 
 class Slow:
@@ -194,8 +184,8 @@ def test_waits_end_with_the_result_or_the_time() -> None:
         ["fig10", "--minutes", "0"],
         ["fig10", "--systems", "x"],
         ["fig10", "--loads", "1", "0.5"],
-        ["page"],
-        ["page", "--docs", "/nowhere"],
+        ["draw"],
+        ["draw", "--docs", "/nowhere"],
     ],
 )
 def test_wrong_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

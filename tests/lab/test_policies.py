@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.paper.places import Place, simulate
+from lab.paper.runs import Lengths
 from lab.paper.systems import parse_system
 from lab.policies import POLICIES, Setting
 from lab.policies.cells import CellScheduler
 from lab.policies.padded import PaddedScheduler
 from lab.policies.pools import PoolsScheduler
 from lab.policies.prefill_first import MOST_TOKENS, PrefillFirstScheduler
-from orca_jax.bench.paper.runs import Lengths
 from orca_jax.sched.scheduler import Scheduler
 from tests.sched.lab import Lab, Shape
 from tests.sched.test_properties import EOS, PLAIN_ARRIVALS, Arrival, serve

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
+from lab.simulated.cost import FeatureCost
+from lab.simulated.features import HELD_OUT, fit_features, iteration_errors
 from lab.simulated.predict import PREDICTED, compared
 from orca_jax.bench.replay import replay
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import ALL_TOKENS, FeatureCost
-from orca_jax.timeline.features import HELD_OUT, fit_features, iteration_errors
+from orca_jax.sim.cost import ALL_TOKENS
 from orca_jax.timeline.fit import work_in
 from orca_jax.timeline.read import Timeline, figures
 from tests.timeline.traced import ONE, TracedLab

@@ -20,10 +20,10 @@ from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Maker
 from orca_jax.model.load import load_decoder, prepare_load, random_decoder
 from orca_jax.model.parameters import flat_parameters
-from orca_jax.model.sharding import check_divisible
 from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import SINGLE
+from tests.assembly.divisible import check_divisible
 from tests.model.reference import REFERENCE, copy_of, mesh_of
 
 MIXTRAL, QWEN3, QWEN2 = "mixtral", "qwen3_moe", "qwen2_moe"

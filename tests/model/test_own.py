@@ -14,6 +14,7 @@ from flax import nnx
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.support import Facts, check_support
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
@@ -25,9 +26,9 @@ from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.own import OwnDecoder, own_class, own_config
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.sharding import can_share, most_shards
-from orca_jax.model.stages import spans
 from orca_jax.model.trees.rows import Transpose, TreeRow
 from orca_jax.startup import StartTimes
+from tests.assembly.divisible import check_divisible
 from tests.model.reference import REFERENCE, logits, mesh_of
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'own_decoder.py'}:SquaredReluGPT"
@@ -203,11 +204,11 @@ def test_decoders_that_cannot_be_served(name: str, words: str, tmp_path: Path) -
 
 def test_stages_and_copies_of_heads_are_refused(example: Path) -> None:
     config = read_model_config(example, EXAMPLE)
-    with pytest.raises(ConfigError, match="has no pipeline stages; leave pipeline_parallel_size out"):
-        abstract_decoder(config, "float32", mesh_of(1), spans(config, 2)[0])
+    with pytest.raises(ConfigError, match="a decoder of your own has all layers in one stage"):
+        check_support(Facts(EngineConfig(decoder=EXAMPLE, pipeline_parallel_size=2), model=config), "settings")
     assert can_share(config, 4) and most_shards(config, 8) == 4
     with pytest.raises(ConfigError, match="is more than 4 key/value heads, which your decoder cannot copy"):
-        abstract_decoder(config, "float32", mesh_of(8))
+        check_divisible(config, 8)
 
 
 def test_several_hosts_are_refused(example: Path) -> None:

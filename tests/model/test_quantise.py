@@ -1,5 +1,6 @@
 """Quantised weights: their values, their products, and loading on any mesh, from plain and from quantised files."""
 
+import dataclasses
 import json
 import shutil
 import weakref
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from orca_jax.assembly.support import quantised
+from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.config import DType, EngineConfig, Quantization
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, ExpertKernels, expert_mlp
@@ -259,6 +260,7 @@ def test_experts_do_not_depend_on_the_mesh(kind: Quantization) -> None:
 
 def test_four_bits_for_experts_need_a_single_device() -> None:
     assert load(REFERENCE / "qwen2_moe", "int4", 1).config.quantization == "int4"
+    model = dataclasses.replace(read_model_config(REFERENCE / "qwen2_moe"), quantization="int4")
     with pytest.raises(ConfigError, match="int4 does not cover experts on several devices: use int8") as caught:
-        load(REFERENCE / "qwen2_moe", "int4", 2)
+        check_support(Facts(EngineConfig(), model=model, shards=2, num_devices=2), "devices")
     assert caught.value.param == "quantization"

@@ -16,8 +16,9 @@ from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder
 from orca_jax.model.parameters import flat_parameters, num_copies
-from orca_jax.model.sharding import MESH_AXES, check_divisible, most_shards, on_shards, padded_vocab
+from orca_jax.model.sharding import MESH_AXES, most_shards, on_shards, padded_vocab
 from orca_jax.model.transformer import Decoder
+from tests.assembly.divisible import check_divisible
 from tests.model.reference import REFERENCE, mesh_of
 
 GPT2 = read_model_config("preset:gpt2")
@@ -106,8 +107,8 @@ def test_uneven_meshes_are_refused_with_those_that_fit() -> None:
     with pytest.raises(ConfigError, match=r"8 does not divide 12 query heads.*\[1, 2, 3, 4, 6, 12\]") as caught:
         check_divisible(GPT2, 8)
     assert caught.value.param == "tensor_parallel_size"
-    with pytest.raises(ConfigError, match="tensor_parallel_size"):
-        load_decoder(REFERENCE / "gpt2-25-heads", dtype="float32", mesh=mesh_of(2))
+    with pytest.raises(ConfigError, match="25 query heads"):
+        check_divisible(read_model_config(REFERENCE / "gpt2-25-heads"), 2)
 
 
 @pytest.mark.parametrize(

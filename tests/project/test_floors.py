@@ -25,7 +25,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "startup": frozenset(),
     "hub": FACTS | {"console", "progress"},
     "bundled": FACTS | {"hub"},
-    "flags": FACTS,
+    "flags": FACTS | {"server_config"},
     "logs": FACTS | {"server_config"},
     "cache_files": frozenset(),
     "console": frozenset(),

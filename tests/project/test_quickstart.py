@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 
 from orca_jax.assembly.engine import build_engine
@@ -122,6 +123,7 @@ WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete mo
 @pytest.mark.parametrize("message", WRONG)
 def test_errors_of_a_newcomer(message: str, model: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(model, tmp_path / "model"))
+    jax.devices()  # JAX has started, so the number of devices is fixed
     with pytest.raises(ConfigError) as caught:
         build_engine(WRONG[message](copy))
     assert re.sub(r"sees 1\b", "sees 8", message) in caught.value.message  # tests have eight devices

@@ -15,13 +15,13 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.rank_correlation import kendall_tau
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bundled import demo_directory, ranker_directory
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
-from orca_jax.ranker.rank_correlation import kendall_tau
 from orca_jax.ranker.ranker import Ranker, list_mle
 from orca_jax.ranker.scorer import Calibration, Scorer, calibrate
 from orca_jax.ranker.storage import PARAMS, load_scorer, save_scorer, scorer_of

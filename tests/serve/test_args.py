@@ -80,8 +80,8 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--uds x --port 81", "port"),
         ("--uds x --host ::1", "host"),
         ("--uds=", "uds"),
-        ("--ssl-certfile x", "ssl_keyfile"),
-        ("--ssl-keyfile x", "ssl_certfile"),
+        ("--ssl-certfile x", "ssl_certfile"),
+        ("--ssl-keyfile x", "ssl_keyfile"),
         ("--ssl-ca-certs x", "ssl_ca_certs"),
         ("--root-path llm", "root_path"),
         ("--root-path /llm/", "root_path"),
@@ -101,6 +101,7 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--max-logprobs 21", "max_logprobs"),
         ("--allow-credentials", "allow_credentials"),
         ("--allow-credentials --allowed-origins *", "allow_credentials"),
+        ("--allow-credentials --allowed-origins http://a *", "allow_credentials"),
         ("--api-key a --api-key=", "api_key"),
         ("--cache-salt-per-key", "cache_salt_per_key"),
         ("--served-model-name=", "served_model_name"),
@@ -122,7 +123,7 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--nnodes 2 --restart-engine", "restart_engine"),
         ("--nnodes 2 --master-port 65534", "master_port"),
         ("--nnodes 2 --control-timeout 0.5", "control_timeout"),
-        ("--nnodes 2 --mtls-cert-file x --mtls-key-file x", "mtls_ca_file"),
+        ("--nnodes 2 --mtls-cert-file x --mtls-key-file x", "mtls_cert_file"),
     ],
 )
 def test_what_cannot_be_meant(flags: str, param: str, capsys: pytest.CaptureFixture[str]) -> None:

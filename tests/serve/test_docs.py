@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from orca_jax.openai.schema import PARSERS
-from orca_jax.openai.schema.api_page import api_page
+from scripts.api_page import api_page
 from tests.serve.played import on_stage, saying
 from tests.serve.test_openapi import routes_of
 
@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_reference_is_current() -> None:
     written = (DOCS / "api.md").read_text(encoding="utf-8")
-    assert written == api_page(), "run: python -m orca_jax.openai.schema.api_page > docs/api.md"
+    assert written == api_page(), "run: python -m scripts.api_page > docs/api.md"
 
 
 def test_the_reference_has_every_field() -> None:

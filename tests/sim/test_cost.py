@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from lab.paper.gpt import StageCost
+from lab.simulated.cost import FeatureCost, features
 from orca_jax.cache_spec import ONE_GROUP, LayerGroup, PageShape
 from orca_jax.request import SamplingParams
-from orca_jax.sim.cost import FeatureCost, LinearCost, StageCost, WorkCounts, features, windows_of, work_of
+from orca_jax.sim.cost import LinearCost, WorkCounts, windows_of, work_of
 from orca_jax.sim.executor import SimExecutor, VirtualClock
 from orca_jax.step import Member, RowSampling, StepPlan
 

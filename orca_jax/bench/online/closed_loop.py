@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from orca_jax.bench.online.processes import children, cores, cpu_seconds, pin
 from orca_jax.bench.online.streams import Stream, read_stream, run_streams
 from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.flags.needs import check_needs
 from orca_jax.reporting import hardware, percentile, print_table
 from orca_jax.sim.clock import CLOCK_PREFIX
 
@@ -71,8 +72,7 @@ def run(args: argparse.Namespace) -> None:
     args.tokens = TOKENS if args.tokens is None else args.tokens
     if args.clients < 1 or args.tokens < 16:
         raise ConfigError("clients must be at least 1, and tokens at least 16", param="clients")
-    if (args.base_url is None) != (args.model is None):
-        raise ConfigError("base_url and model must be given together", param="base_url")
+    check_needs("bench online, closed loop", args, {name for name in ("base_url", "model") if getattr(args, name)})
     args.pace = args.pace or list(PACES)
     passes = []
     if args.base_url is not None:

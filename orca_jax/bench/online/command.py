@@ -6,14 +6,12 @@ random or read from a trace. Without it, the benchmark starts its own servers an
 """
 
 import argparse
-from collections.abc import Iterable
 
 from orca_jax.bench.online import closed_loop, open_loop
 from orca_jax.bench.online.key import KEY_VARIABLE
 from orca_jax.bench.online.settings import DEFAULT_REQUESTS, LIMITS
 from orca_jax.bench.workload.generate import add_workload_args
-from orca_jax.errors import ConfigError
-from orca_jax.flags import flag_of
+from orca_jax.flags.needs import check_needs
 
 CLOSED = ("clients", "tokens")
 OWN_SERVER = ("pace", "server_flags")
@@ -108,19 +106,8 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a flag is wrong, or has no effect in this loop; `param` names it.
     """
-    is_closed = args.base_url is None or _given(args, CLOSED) is not None
-    if args.base_url is not None and (name := _given(args, OWN_SERVER)):
-        raise ConfigError(f"{name} is for the servers of this benchmark; leave it out with --base-url", param=name)
-    if not is_closed:
-        open_loop.run(args)
-        return
-    changed = [name for name, default in args.open_flags.items() if getattr(args, name) != default]
-    if changed:
-        reason = "needs --base-url" if args.base_url is None else "is for the open loop; leave out --clients, --tokens"
-        raise ConfigError(f"{changed[0]} ({flag_of(changed[0])}) {reason}", param=changed[0])
-    closed_loop.run(args)
-
-
-def _given(args: argparse.Namespace, names: Iterable[str]) -> str | None:
-    """Return the first of these flags with a value."""
-    return next((name for name in names if getattr(args, name) not in (None, [])), None)
+    given = {name for name in (*CLOSED, *OWN_SERVER) if getattr(args, name) not in (None, [])}
+    given |= {name for name, default in args.open_flags.items() if getattr(args, name) != default}
+    args.is_open = args.base_url is not None and given.isdisjoint(CLOSED)
+    check_needs("bench online", args, given)
+    (open_loop if args.is_open else closed_loop).run(args)

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 from urllib.parse import urlsplit
 
 from orca_jax.bench.online.key import read_key
 from orca_jax.errors import ConfigError
+from orca_jax.flags.needs import check_needs
 
 LIMITS = ("ttft", "tpot", "e2el")
 DEFAULT_REQUESTS = 64
@@ -69,7 +71,10 @@ def read_settings(args: argparse.Namespace, files: Sequence[str]) -> OpenLoopSet
             raise ConfigError(f"{name} must be above 0", param=name)
         if name in ("duration", "timeout") and math.inf in values:
             raise ConfigError(f"{name} must be finite", param=name)
-    _check_together(args, rates, has_times)
+    if args.warmup_requests is not None and args.warmup_requests < 0:
+        raise ConfigError("warmup_requests must not be negative", param="warmup_requests")
+    used = [name for name, value in vars(args).items() if value not in (None, 1)]
+    check_needs("bench online, open loop", SimpleNamespace(**vars(args), rates=rates, has_times=has_times), used)
     return OpenLoopSettings(
         base_url=check_url(args.base_url),
         model=args.model,
@@ -94,25 +99,6 @@ def read_settings(args: argparse.Namespace, files: Sequence[str]) -> OpenLoopSet
         save=_writable(args.save, "save"),
         plot=_writable(args.plot, "plot"),
     )
-
-
-def _check_together(args: argparse.Namespace, rates: Sequence[float | None], has_times: bool) -> None:
-    if has_times and args.burstiness != 1:
-        message = f"burstiness is for drawn arrivals; trace {args.trace} has the bursts of its file"
-        raise ConfigError(f"{message}; leave it out", param="burstiness")
-    if args.burstiness != 1 and all(rate == math.inf for rate in rates):
-        raise ConfigError("burstiness needs a finite --request-rate", param="burstiness")
-    if args.max_model_len is not None and not has_times:
-        message = f"max_model_len is for trace files; trace {args.trace} has lengths of its own"
-        raise ConfigError(f"{message}; leave it out", param="max_model_len")
-    if math.inf in rates and args.duration is not None and (args.num_requests is None or has_times):
-        raise ConfigError("duration needs a finite --request-rate; or give --num-requests instead", param="duration")
-    if args.write_trace is not None and len(rates) > 1:
-        raise ConfigError("write_trace is for one pass; give a single --request-rate", param="write_trace")
-    if args.prompts == "ids" and args.endpoint == "chat":
-        raise ConfigError("prompts must be text for --endpoint chat, which has no token ids", param="prompts")
-    if args.warmup_requests is not None and args.warmup_requests < 0:
-        raise ConfigError("warmup_requests must not be negative", param="warmup_requests")
 
 
 def check_url(url: str) -> str:

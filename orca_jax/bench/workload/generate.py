@@ -5,10 +5,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Protocol
 
 from orca_jax.bench.workload.files import RecordedRequest, read_azure, read_mooncake
 from orca_jax.errors import ConfigError
+from orca_jax.flags.needs import check_needs
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ def make_workload(
         raise ConfigError(f"rate must be above 0, got {rate}", param="rate")
     if not length_scale > 0:
         raise ConfigError(f"length_scale must be above 0, got {length_scale}", param="length_scale")
+    used = {"trace": name, "trace_data": data, "length_scale": None if length_scale == 1 else length_scale}
+    given = [flag for flag, value in used.items() if value is not None]
+    check_needs("bench, workloads", SimpleNamespace(**used, has_file=name in READERS), given)
     if name in READERS:
-        if data is None:
-            raise ConfigError(f"trace {name} needs a file; give trace_data", param="trace_data")
+        assert data is not None, "checked"
         records = READERS[name](data, num_requests, length_scale, math.inf if seconds is None else seconds)
         stretch = 1.0 if has_recorded_times else 0.0 if rate is None else _stretch(records, rate)
         return _from_records(records, stretch, vocab_size=vocab_size, seed=seed, max_model_len=max_model_len)
-    if data is not None or length_scale != 1:
-        raise ConfigError(f"trace {name} is generated; leave out trace_data and length_scale", param="trace_data")
     assert num_requests is not None, "only files have an end"
     return _synthetic(name, num_requests, vocab_size, seed, rate)
 

@@ -15,6 +15,7 @@ from lab.peers.environment import intel_openmp, prepare_environment, program_of
 from lab.peers.inputs import checkpoint_shapes, model_for_peers, read_workload, write_workload
 from lab.peers.offline import Pairs, alternate
 from lab.peers.own import run_passes
+from lab.peers.page import page
 from lab.peers.registry import CLIENTS, PEERS, TORCH, Peer
 from lab.peers.side import PREFIX, Side
 from orca_jax.assembly.engine import build_engine
@@ -87,8 +88,8 @@ sys.stdin.read()
 
 
 def test_the_whole_comparison_with_fakes(fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved, page = tmp_path / "peers.json", tmp_path / "peers.md"
-    assert main([*fakes, "--offline", "--save", str(saved), "--page", str(page)]) == 0
+    saved = tmp_path / "peers.json"
+    assert main([*fakes, "--offline", "--save", str(saved)]) == 0
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
     # Ours stays loaded for all modes, so its passes go on from the fourth; the peer starts anew.
@@ -100,20 +101,19 @@ def test_the_whole_comparison_with_fakes(fakes: list[str], tmp_path: Path, capsy
     assert "cpu_flags" in result["hardware"] and "ratio 1.50 (1.50 to 1.50)" in printed
     # The other peers go on without the broken one, and no folder of this machine is reported.
     assert result["unavailable"]["broken"].endswith("error: no engine in bin")
-    assert str(tmp_path) not in saved.read_text() + page.read_text() + printed.splitlines()[-1]
+    assert str(tmp_path) not in saved.read_text() + page(result) + printed.splitlines()[-1]
     assert json.loads(saved.read_text()) == result
-    assert "| fake | bfloat16 | fast | 1 | 75.0 | 20.0 | **3.75** |" in page.read_text()
+    assert "| fake | bfloat16 | fast | 1 | 75.0 | 20.0 | **3.75** |" in page(result)
 
 
 def test_later_runs_add_to_the_results(fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved, page = tmp_path / "peers.json", tmp_path / "peers.md"
+    saved = tmp_path / "peers.json"
     for mode in ("slow", "fast"):
         flags = ["--peer", "fake", "--modes", mode, "--offline", "--rounds", "1", "--save", str(saved)]
         assert main([*fakes, *flags]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["ratios"] == {"fake/bfloat16/slow/1": 1.5, "fake/bfloat16/fast/1": 1.5}
-    assert main([*fakes, "--only-page", "--save", str(saved), "--page", str(page)]) == 0
-    assert "**1.50**" in page.read_text()
+    assert "**1.50**" in page(result)
     for text in ("[1]", "{}"):
         saved.write_text(text)
         assert main([*fakes, "--offline", "--save", str(saved)]) == 2
@@ -274,7 +274,6 @@ def test_write_leaves_the_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--online", "--offline"], "offline and online exclude each other"),
         (["--load", "0"], "load must be above 0"),
         (["--goodput", "speed:1"], "goodput has no limit 'speed'"),
-        (["--only-page"], "only_page needs --page and an existing file of --save"),
     ],
 )
 def test_wrong_flags_are_errors(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,19 +7,15 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from lab.peers.page import page
+from lab.peers.page import MEASURED
 from lab.peers.registry import PEERS
 from lab.peers.results import add, latency_ratios, new_results, ratios, without_places
 from lab.peers.served import medians
 from lab.peers.tokenizer import write_tokenizer
-from tests.project.source import ROOT
-
-MEASURED = ROOT / "docs" / "measured" / "peers.json"
 
 
-def test_the_page_is_made_from_the_measured_results() -> None:
+def test_the_measured_results_are_of_known_peers() -> None:
     results = json.loads(MEASURED.read_text(encoding="utf-8"))
-    assert (ROOT / "docs" / "peers.md").read_text(encoding="utf-8") == page(results)
     names = {name.split("/")[0] for name in results["settings"]}
     assert names and names <= set(PEERS)
 

@@ -12,9 +12,9 @@ from orca_jax.errors import ConfigError
 from orca_jax.layer_config import ResidualFactors, SumFactors
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.sharding import check_divisible
 from orca_jax.model.stages import LayerSpan, of_span
 from orca_jax.text.tokenizer import ByteTokenizer
+from tests.assembly.divisible import check_divisible
 from tests.model.states.hybrids import write
 
 LFM3: dict[str, Any] = {"model_type": "lfm3"}

@@ -23,7 +23,6 @@ from orca_jax.model.gguf import header as gguf_header
 from orca_jax.model.gguf.header import read_header
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
-from orca_jax.model.weight_files import check_weights
 from tests.model.reference import REFERENCE, logits, mesh_of
 
 ARCHITECTURES = {
@@ -200,7 +199,7 @@ def test_the_tokenizer_is_a_directory(tmp_path: Path) -> None:
     assert caught.value.param == "tokenizer"
     assert texts_of(EngineConfig(str(path), tokenizer=str(tmp_path))) == str(tmp_path)
     with pytest.raises(ConfigError, match="use auto or dummy"):
-        check_weights(path, "orbax")
+        build_engine(EngineConfig(str(path), tokenizer="byte", load_format="orbax"))
 
 
 @pytest.mark.parametrize("kept", [4, 30, 2000, -1])

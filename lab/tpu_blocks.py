@@ -1,6 +1,6 @@
 """Measure block sizes of the TPU kernels on a TPU, and keep the fastest ones.
 
-The command is `python -m orca_jax.kernels.ragged_attention.tpu.tune [flags]`.
+The command is `python -m lab.tpu_blocks [flags]`.
 
 Each candidate runs one batch of increments and one prompt; the smallest sum of both times wins. The result is written
 to the table of the package; commit this file afterwards.
@@ -126,7 +126,7 @@ def tune(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tune one shape of heads. Returns 2 without a TPU."""
-    name = "python -m orca_jax.kernels.ragged_attention.tpu.tune"
+    name = "python -m lab.tpu_blocks"
     parser = argparse.ArgumentParser(name, description=__doc__, allow_abbrev=False)
     add: Any = parser.add_argument
     add("--num-heads", type=int, default=32, metavar="H", help="query heads of one device (default: 32)")

@@ -1,16 +1,22 @@
-"""The host's time for each request and iteration, by scheduler and ordering, on a simulated device."""
+"""Measure the host's time for each request and iteration, by scheduler and ordering, on a simulated device."""
 
+import argparse
 import gc
+import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from lab.paper.gpt import MODELS, Efficiency
+from lab.paper.runs import paper_lengths, poisson
 from orca_jax.assembly.settings import ORDERINGS
 from orca_jax.bench.feed import advance, feed
-from orca_jax.bench.paper.runs import paper_lengths, poisson
 from orca_jax.engine import Engine
+from orca_jax.errors import ConfigError
 from orca_jax.plan.accelerators import ACCELERATORS
+from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -20,7 +26,6 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.executor import OTHER_ID, SimExecutor, VirtualClock
-from orca_jax.sim.gpt import MODELS, Efficiency
 
 MAX_BS = 32
 TOKEN_BUDGET = 512
@@ -46,6 +51,23 @@ PAIRS: Mapping[str, tuple[float, Callable[[], KnownScheduler]]] = {
     "chunked, shortest, overlapped": (RATE, partial(_chunked, "shortest", 2)),
 }
 """By name: requests per second, somewhat below the saturation, and the scheduler."""
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    parser.add_argument(
+        "--num-requests", type=int, default=20_000, metavar="N", help="requests of each pair (default: 20000)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure each pair of scheduler and ordering; print a table and a line of JSON."""
+    if args.num_requests < 1:
+        raise ConfigError(f"num_requests must be at least 1, got {args.num_requests}", param="num_requests")
+    found = measure_all(args.num_requests)
+    worst = max([row["us"] for row in found.values()])
+    line = {"host_time": found, "worst_us": worst, "goal_us": GOAL_US, "num_requests": args.num_requests}
+    print(json.dumps({**line, "cpu": cpu_name(), "load_average": os.getloadavg()[0]}), flush=True)
 
 
 def measure_all(num_requests: int) -> dict[str, Any]:

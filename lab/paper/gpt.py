@@ -1,8 +1,10 @@
 """The models of the paper's evaluation (section 6, Table 1): memory and cost from arithmetic, in 16-bit numbers."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from orca_jax.sim.cost import StageCost
+from orca_jax.sim.cost import WorkCounts
 
 VOCABULARY = 50_257  # of GPT-2 and GPT-3
 LONGEST = 2048  # tokens of a request, preallocated by FasterTransformer (section 6.2)
@@ -36,6 +38,41 @@ class Efficiency(NamedTuple):
 
     memory: float  # of the bandwidth, while weights, keys and values are read
     compute: float  # of the operations, in products of matrices
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """A cost for each stage of a pipeline, from the bytes and operations of its layers.
+
+    Reading the weights and computing the tokens of prompts add up, as measured on the paper's hardware. A chunk
+    behind others reads the keys and values before it, as an increment does.
+    """
+
+    weights: float  # seconds of a stage to read its weights, for each step
+    initiation: float  # seconds of a stage for each token of a chunk
+    increment: float  # seconds of a stage for each increment
+    context: float  # seconds of a stage for each token with keys and values to read
+    control: float = 0.0  # seconds of a stage without work, while its worker synchronises to pass the plan on
+    request: float = 0.0  # seconds of a stage for each request, as its attention is not batched with others'
+    host: float = 0.0
+    buckets: tuple[int, ...] = ()
+
+    def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
+        """The same seconds on each stage, since all have as many layers."""
+        seconds = (self.weights + self.control) * work.steps + self.initiation * work.chunk_tokens
+        seconds += self.request * work.members
+        seconds += self.increment * work.increments + self.context * (work.context + work.chunk_context)
+        return [seconds] * num_stages
+
+    def slower(self, factor: float) -> "StageCost":
+        """The cost of an engine with this multiple of the seconds."""
+        return replace(
+            self,
+            weights=factor * self.weights,
+            initiation=factor * self.initiation,
+            increment=factor * self.increment,
+            context=factor * self.context,
+        )
 
 
 class GPT(NamedTuple):

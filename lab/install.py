@@ -1,5 +1,7 @@
-"""The time of an installation from the source tree, and the size of the wheel."""
+"""Measure an installation from the source tree into a new environment, and the size of the wheel."""
 
+import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -7,9 +9,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orca_jax.errors import ConfigError, OrcaError
+from orca_jax.errors import OrcaError
+from orca_jax.reporting import hardware, print_table
 
-_TREE = Path(__file__).parents[2]
+_TREE = Path(__file__).parents[1]
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add no flag."""
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure once; print a table and a line of JSON."""
+    found = measure_install()
+    print_table("installation", found)
+    print(json.dumps({**found, "hardware": hardware()}))
 
 
 def measure_install(tree: Path = _TREE) -> dict[str, float]:
@@ -19,11 +33,8 @@ def measure_install(tree: Path = _TREE) -> dict[str, float]:
         Seconds of `python -m venv` and of `pip install .`, with pip's cache as it was found, and the wheel's bytes.
 
     Raises:
-        ConfigError: the package does not run from a source tree.
         OrcaError: a command failed.
     """
-    if not (tree / "pyproject.toml").is_file():
-        raise ConfigError("install needs a source tree, and this package is installed; leave it out", param="install")
     with tempfile.TemporaryDirectory() as folder:
         place, wheels = Path(folder) / "venv", Path(folder) / "wheels"
         pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]

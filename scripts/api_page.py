@@ -1,4 +1,4 @@
-"""`docs/api.md`, generated from the tables of fields: `python -m orca_jax.openai.schema.api_page > docs/api.md`."""
+"""`docs/api.md`, generated from the tables of fields: `python -m scripts.api_page > docs/api.md`."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ Schema = Mapping[str, Any]
 
 _HEAD = """# Fields of the API
 
-Generated from the tables in `orca_jax/openai/schema` by `python -m orca_jax.openai.schema.api_page > docs/api.md`.
+Generated from the tables in `orca_jax/openai/schema` by `python -m scripts.api_page > docs/api.md`.
 The same tables check every request and produce `/openapi.json`. The first table of an endpoint or object lists the
 supported fields. The second table lists fields of other servers and of client libraries that cannot change an answer
 here: every value is accepted and ignored. The answer names them in the header `x-orca-ignored-fields`, and the metric

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.tpu_blocks import Cost, TuningBatch, candidates, main
 from orca_jax.kernels.ragged_attention.tpu.blocks import TABLE, Heads, read_table, rule
-from orca_jax.kernels.ragged_attention.tpu.tune import Cost, TuningBatch, candidates, main
 
 HEADS = Heads("TPU v5 lite", num_kv_heads=2, groups=3, head_dim=64, page_size=16, itemsize=2)
 

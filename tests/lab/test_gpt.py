@@ -2,8 +2,8 @@
 
 import pytest
 
+from lab.paper.gpt import MODELS, Efficiency
 from orca_jax.plan.accelerators import ACCELERATORS, GIB
-from orca_jax.sim.gpt import MODELS, Efficiency
 
 A100 = ACCELERATORS["a100-40"]
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lab.simulated.cost import FeatureCost, features
 from orca_jax.errors import ConfigError
-from orca_jax.sim.cost import FeatureCost, IterationCost, WindowShares, features, windows_of
+from orca_jax.sim.cost import IterationCost, WindowShares, windows_of
 from orca_jax.timeline.fit import host_seconds, non_negative, work_in
 from orca_jax.timeline.read import Timeline, members
 from orca_jax.timeline.writer import IterationRecord

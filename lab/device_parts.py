@@ -1,5 +1,8 @@
-"""Measures the shares of device time of the parts of the model."""
+"""Measure the shares of device time of the parts of the model."""
 
+import argparse
+import dataclasses
+import json
 import re
 import tempfile
 import warnings
@@ -9,16 +12,38 @@ from pathlib import Path
 
 import jax
 
-from orca_jax.bench.measure import run_workload
-from orca_jax.bench.workload.generate import WorkloadRequest
+from orca_jax.assembly.engine import build_engine
+from orca_jax.bench.measure import run_workload, warm_up
+from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.flags import add_engine_args, engine_config_from_args
+from orca_jax.reporting import hardware, print_table
 
 Operation = tuple[str, str]
 """Module and instruction. Both are needed, since layers and samplers have instructions with the same names."""
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name=\"([^\"]*)\"", re.MULTILINE)
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the workload and of the engine."""
+    add_workload_args(parser)
+    add_engine_args(parser, model="preset:gpt2")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the workload under the profiler; print a table and a line of JSON."""
+    config = engine_config_from_args(args)
+    with build_engine(config) as built:
+        vocab_size, most = built.model_config.vocab_size, built.max_model_len
+        workload = workload_from_args(args, vocab_size=vocab_size, max_model_len=most, rate=None)
+        warm_up(built.engine, workload)
+        parts = profile(built.engine, workload)
+    print_table("share of device time", parts)
+    settings = {**dataclasses.asdict(config), **workload_settings(args)}
+    print(json.dumps({"profile": parts, "hardware": hardware(), "config": settings}))
 
 
 def profile(engine: Engine, workload: Sequence[WorkloadRequest]) -> dict[str, float]:
@@ -35,7 +60,7 @@ def profile(engine: Engine, workload: Sequence[WorkloadRequest]) -> dict[str, fl
         ConfigError: the engine has no device.
     """
     if not isinstance(engine.executor, JaxExecutor):
-        raise ConfigError("the toy model has no device to profile; leave out --profile", param="profile")
+        raise ConfigError("the toy model has no device to profile; give another one", param="model")
     parts: dict[Operation, str] = {}
     for program in (program for stage in engine.executor.stages for program in stage.programs.values()):
         text = program.as_text() or ""

@@ -1,1 +1,0 @@
-"""Benchmarks on simulated devices: proposals of a replay, and the host's own time."""
