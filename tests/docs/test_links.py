@@ -12,7 +12,7 @@ import pytest
 from scripts.flags_page import actions
 from scripts.website.__main__ import DOCS, build
 from scripts.website.pages import indexed, navigation, relinked, themed
-from tests.docs.pages import PAGES, anchors, links, page_of
+from tests.docs.pages import PAGES, anchors, code_spans, links, page_of
 from tests.project.source import ROOT, python_files
 
 OF_MYST = pytest.mark.filterwarnings("ignore:.myst_parser.* is deprecated")  # by a newer Sphinx
@@ -40,6 +40,16 @@ def test_pages_that_the_code_names_exist() -> None:
         page: set(re.findall(r"(?m)^#+ (.+)$", (ROOT / page).read_text("utf-8"))) for page in named if page in PAGES
     }
     assert not {(page, each) for page, found in named.items() for each in found if each not in headings.get(page, ())}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("checkpoints/")])
+def test_files_that_pages_name_exist(page: str) -> None:
+    """Paths with a folder, below the root, the package, its kernels or those of attention."""
+    bases = [ROOT / base for base in (".", "orca_jax", "orca_jax/kernels", "orca_jax/kernels/ragged_attention")]
+    bases.append(ROOT / "tests")  # of conformance.md
+    for span in code_spans(page):
+        for path in re.findall(r"^(?:[\w-]+/)+[\w-]+\.py\b", span):
+            assert "NAME" in path or any((base / path).is_file() for base in bases), f"{page}: {path}"
 
 
 def test_every_page_is_in_the_navigation() -> None:
