@@ -7,10 +7,21 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; before huggingf
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from jaxtyping import install_import_hook
 
 FAKE_CPU_DEVICES = 8
 CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.ranker")
+
+# Each run tests properties on the same examples, which depend on the test alone, and neither on the time nor on the
+# constants of those modules that other tests have imported. The other profile looks for new counterexamples.
+settings.register_profile(
+    "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", settings.get_profile("default"), deadline=None)
+FIXED_CONSTANTS = Constants()
 
 # Kept for the whole run. It must exist before the import of a checked package, hence here and not in a fixture.
 _shape_checks = install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
@@ -23,7 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set JAX's configuration before the first backend starts: collection imports test modules later."""
+    """Set the examples of properties, and JAX's configuration before the first backend starts.
+
+    Collection imports test modules later.
+    """
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("fixed")
+        assert hasattr(providers, "_get_local_constants")
+        providers._get_local_constants = lambda: FIXED_CONSTANTS
     platform = config.getoption("platform")
     jax.config.update("jax_platforms", platform if platform == "cpu" else f"{platform},cpu")
     if platform == "cpu":

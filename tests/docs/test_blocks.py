@@ -20,8 +20,8 @@ from tests.project.source import ROOT
 
 BLOCKS = {page: list(blocks(page)) for page in PAGES}
 FOREIGN = frozenset(  # flags of other programs in sentences
-    """--build-arg --device --gpus --group-add --pack-destination --platform --privileged --read-only
-    --require-hashes --scheduler-cls --time
+    """--build-arg --device --gpus --group-add --hypothesis-profile --pack-destination --platform --privileged
+    --read-only --require-hashes --scheduler-cls --time
     """.split()  # noqa: SIM905
 )
 # A block whose text is in a table of the tests of the page, by `RUN_BY`.

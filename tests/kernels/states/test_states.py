@@ -21,6 +21,9 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 TOKENS, ROWS, POOL = 40, 6, 14
 CHANNELS, TAPS, HEADS, DIM = 3, 4, 2, 4
 SLOPES = np.array([0.5, 0.02], np.float32)
+FEW = settings(
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 UNIT = 2e-5  # largest difference from float64, for results of order ten
 
 
@@ -118,7 +121,7 @@ def check(found: tuple[jax.Array, jax.Array], wanted: tuple[np.ndarray, np.ndarr
 
 
 @pytest.mark.parametrize("implementation", conv.IMPLEMENTATIONS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@FEW
 @given(mix=mixes())
 def test_short_conv(implementation: str, mix: Mix) -> None:
     x, kernel, states = values(1, TOKENS, CHANNELS), values(2, TAPS, CHANNELS), pool(mix, TAPS - 1, CHANNELS)
@@ -127,7 +130,7 @@ def test_short_conv(implementation: str, mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("implementation", linear.IMPLEMENTATIONS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@FEW
 @given(mix=mixes())
 def test_linear_state(implementation: str, mix: Mix) -> None:
     qkv, states = tuple(values(seed, TOKENS, HEADS, DIM) for seed in (3, 4, 5)), pool(mix, HEADS, DIM, DIM)
