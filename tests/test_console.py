@@ -20,6 +20,7 @@ from orca_jax.bench.__main__ import main as bench
 from orca_jax.console import LastingStream, lasting_output
 from orca_jax.progress import bar, line_without_bars, progress_bar
 from orca_jax.timeline.__main__ import main as timeline
+from tests.serve.running import wait_until
 from tests.timeline.traced import ONE, TracedLab
 
 
@@ -169,11 +170,12 @@ def test_a_server_serves_without_standard_output(case: str, tmp_path: Path) -> N
             while not (place.exists() and _is_ready(http)):
                 assert process.poll() is None and time.monotonic() < deadline, "the server is not ready"
                 time.sleep(0.05)
-            time.sleep(0.2)  # it announces its address now
+            if case == "full":  # it announces its address now
+                wait_until(lambda: "standard output" in log.read_text())
             body = {"model": "preset:toy", "prompt": "hi", "max_tokens": 2}
             assert http.post("/v1/completions", json=body).status_code == 200
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     text = log.read_text()
     assert "Traceback" not in text
     assert ("standard output cannot be written: No space left on device" in text) is (case == "full")

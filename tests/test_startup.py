@@ -68,17 +68,17 @@ def test_threads_share_a_phase(clock: MovedClock) -> None:
             with times.phase("compile"):
                 times.count(1, 1)
         with times.phase("compile"):
-            together.wait(10)  # all are in it
-            together.wait(10)  # the clock has moved
+            together.wait(60)  # all are in it
+            together.wait(60)  # the clock has moved
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
-    together.wait(10)
+    together.wait(60)
     clock.now += 7
-    together.wait(10)
+    together.wait(60)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     report = times.report()
     assert (report.seconds["compile"], report.programs, report.from_cache) == (7, 1600, 1600)
 

@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_ends_the_writer(tmp_path: Path) -> None:
         output.descriptor = os.open("/dev/full", os.O_RDWR)
         writer = Writer(output, told.set)
         writer.put(b"row\n")
-        assert told.wait(10)
+        assert told.wait(60)
         writer.put(b"row\n")
         with pytest.raises(OSError, match=r"No space left on device: '.*/out'"):
             writer.finish()

@@ -145,7 +145,7 @@ def test_a_row_that_kills_connections_does_not_end_the_run(tmp_path: Path) -> No
 
     def play(count: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes] | None:
         if body["prompt"] == "poison":
-            assert is_first_answered.wait(10)
+            assert is_first_answered.wait(60)
             return None
         if body["prompt"] == "second":
             is_first_answered.set()

@@ -46,7 +46,7 @@ def test_killed_and_resumed(tmp_path: Path, num_rows: int, every: int, num_kills
     source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     chance = random.Random(num_rows)
     for _ in range(num_kills):
-        process = start(source, output, "--max-num-seqs", "4")
+        process = start(source, output, "--max-num-seqs", "1")  # slow enough to be killed in time
         kill_within(process, output, num_rows // (num_kills + 1), chance)
         assert process.returncode == -signal.SIGKILL, "it ended before it was killed"
     written = count_lines(output)
@@ -64,7 +64,7 @@ def test_interrupted_by_a_signal(tmp_path: Path) -> None:
     while not count_lines(output):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=20)
+    _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert told.endswith(b"interrupted; run the same command again to resume\n") and b"Traceback" not in told
     rows = run(source, output)

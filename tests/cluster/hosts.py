@@ -48,11 +48,11 @@ class Hosts:
     workers: list[subprocess.Popen[str]]
     flags: tuple[str, ...]  # of all processes
 
-    def statuses(self, timeout: float = 15.0) -> list[int]:
+    def statuses(self, timeout: float = 60.0) -> list[int]:
         """The exit statuses of the workers, which must end in time."""
         return [worker.wait(timeout) for worker in self.workers]
 
-    def leader_status(self, timeout: float = 15.0) -> int:
+    def leader_status(self, timeout: float = 60.0) -> int:
         """The exit status of the leader's front end, which must end in time."""
         return self.server.process.wait(timeout)
 
@@ -67,7 +67,7 @@ def start_worker(*flags: str, fault: str | None = None, prefix: Sequence[str] = 
     )
 
 
-def errors_of(process: subprocess.Popen[str], timeout: float = 15.0) -> str:
+def errors_of(process: subprocess.Popen[str], timeout: float = 60.0) -> str:
     """The standard error of a process that ends."""
     return process.communicate(timeout=timeout)[1]
 
@@ -92,7 +92,7 @@ def hosts(
         with running(*shared, model=model, uds=uds) as server:
             yield Hosts(server, workers, shared)
         for worker in workers:
-            worker.wait(15)
+            worker.wait(60)
     finally:
         for worker in workers:
             worker.kill()

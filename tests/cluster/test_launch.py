@@ -27,8 +27,8 @@ def launched(*flags: str) -> Iterator["subprocess.Popen[str]"]:
         assert "Serving preset:toy" in process.stdout.readline()
         family = psutil.Process(process.pid).children(recursive=True)
         yield process
-        process.wait(20)
-    _, left = psutil.wait_procs(family, timeout=5)
+        process.wait(60)
+    _, left = psutil.wait_procs(family, timeout=60)
     assert not left, "a process of the cluster is left"
 
 
@@ -36,7 +36,7 @@ def launched(*flags: str) -> Iterator["subprocess.Popen[str]"]:
 def test_a_signal_ends_all_processes() -> None:
     with launched() as process:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.chaos
@@ -44,7 +44,7 @@ def test_the_status_is_that_of_the_first_failure() -> None:
     with launched() as process:
         workers = [one for one in psutil.Process(process.pid).children() if "--node-rank=1" in one.cmdline()]
         os.kill(workers[0].pid, signal.SIGKILL)
-        assert process.wait(20) == 128 + signal.SIGKILL
+        assert process.wait(60) == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("flags", [["--nnodes", "1"], []])

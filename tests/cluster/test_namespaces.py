@@ -14,7 +14,7 @@ import pytest
 from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.keys import make_key_file
 from tests.cluster.hosts import DEVICE_FLAGS, DEVICE_MODEL, Hosts, start_worker
-from tests.cluster.test_failures import SOON, TIMEOUT, lose
+from tests.cluster.test_failures import TIMEOUT, lose
 from tests.serve.running import MODEL, running
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
@@ -89,5 +89,5 @@ def test_a_worker_that_is_cut_off(
         lose(hosts, cable.unplug, **fields)
         assert hosts.leader_status() == ExitStatus.CLUSTER_LOST
         assert hosts.statuses() == [ExitStatus.LEADER_LOST]
-        assert time.monotonic() - start < SOON + 10
+        assert time.monotonic() - start < 15
     assert any("has sent nothing for 2 s" in line for line in server.errors)

@@ -22,7 +22,7 @@ def config_of(**settings: Any) -> ServerConfig:
 
 
 def client_of(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost", timeout=20)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost", timeout=60)
 
 
 def test_a_replica_answers_drains_and_stops() -> None:
@@ -55,7 +55,7 @@ def test_the_end_of_the_engine_is_the_end_of_the_replica() -> None:
         replica = Replica(config_of())
         app = await replica.start()
         engine_of(psutil.Process().pid).kill()
-        await asyncio.wait_for(replica.ended(), 10)
+        await asyncio.wait_for(replica.ended(), 60)
         with pytest.raises(EngineDeadError, match="was killed by SIGKILL"):
             replica.check()
         async with client_of(app) as http:

@@ -83,7 +83,7 @@ def test_no_memory_is_taken_while_a_launch_runs() -> None:
     before = resident()
     populating = Populating([array], is_idle)
     for _ in range(3):
-        assert looks.acquire(timeout=10)
+        assert looks.acquire(timeout=60)
     assert resident() - before < 2**27, "it looks, and takes nothing"
     runs.clear()
     populating._thread.join(60)
@@ -123,14 +123,14 @@ def test_it_can_be_stopped_in_its_own_thread() -> None:
     begun, stopped = threading.Event(), threading.Event()
 
     def is_idle() -> bool:
-        begun.wait(20)
+        begun.wait(60)
         made[0].stop()
         stopped.set()
         return True
 
     made.append(Populating([array], is_idle))
     begun.set()
-    assert stopped.wait(20)
+    assert stopped.wait(60)
     made[0].stop()
     assert not made[0]._thread.is_alive()
     array.delete()

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,10 +131,8 @@ def test_a_slow_download_ends(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(answers, "WINDOW_SECONDS", 0.2)
     hub.body = map(drop, itertools.repeat(b"0"))
-    begin = time.monotonic()
     message = refusal()
     assert "is too slow: 0.00 MB in 0 s" in message and "HF_ENDPOINT" in message
-    assert time.monotonic() - begin < 5
 
 
 def test_silence_has_a_limit_where_the_library_has_none() -> None:

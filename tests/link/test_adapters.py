@@ -20,7 +20,7 @@ def run(act: Callable[[AdapterCalls, Sent], Awaitable[None]]) -> None:
         sent: Sent = []
         await act(AdapterCalls(sent.append), sent)
 
-    asyncio.run(asyncio.wait_for(with_calls(), 10))
+    asyncio.run(asyncio.wait_for(with_calls(), 60))
 
 
 async def started[T](change: Awaitable[T]) -> asyncio.Task[T]:
@@ -94,7 +94,7 @@ def test_the_stop_of_the_server_ends_all_changes() -> None:
         with pytest.raises(Unavailable):
             await task
 
-    asyncio.run(asyncio.wait_for(act(), 10))
+    asyncio.run(asyncio.wait_for(act(), 60))
 
 
 async def loaded_both(calls: AdapterCalls, sent: Sent) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import collections
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -174,7 +174,7 @@ async def test_the_stricter_deadline_counts(asked_for: Deadlines, limits: dict[s
         client.take(update(submitted(link)[0]))
         assert [message.request_id for message in await call.receive()] == submitted(link)[:1]
         with pytest.raises(TimedOut) as caught:
-            await asyncio.wait_for(call.receive(), 10)
+            await asyncio.wait_for(call.receive(), 60)
     assert caught.value.code == code
     assert ("retry-after" in as_answer(caught.value).headers) == (code == "queue_timeout")
     assert len(aborted(link)) == 2
@@ -253,7 +253,7 @@ def test_the_queue_is_exact_under_a_thousand_clients() -> None:
             tasks = [asyncio.create_task(one_of_many(server, body, writers)) for _ in range(1000)]
             pending = set(tasks)
             while len(pending) > 8:  # the queued ones get their headers with their first token
-                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED, timeout=60)
             results = [task.result() for task in tasks if task.done()]
             assert len(results) == 992
             assert collections.Counter(results) == {(200, None): 2, (503, "queue_full"): 990}
@@ -268,21 +268,20 @@ def test_the_queue_is_exact_under_a_thousand_clients() -> None:
             await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
         asyncio.run(ask())
-        server.wait_idle(timeout=10)
+        server.wait_idle()
 
 
 def test_deadlines_in_queue_and_running() -> None:
-    limits = ("--queue-timeout", "0.4", "--request-timeout", "1.2", "--overload-status", "429")
-    with running("--max-num-seqs", "1", *limits) as server:
-        waited: list[httpx.Response] = []
+    limits = ("--queue-timeout", "1", "--request-timeout", "3", "--overload-status", "429")
+    with running("--max-num-seqs", "2", *limits) as server, ThreadPoolExecutor(2) as threads:
         with server.stream("running", **LONG) as events:
             next(events)
-            queued = threading.Thread(target=lambda: waited.append(server.complete("queued")))
-            queued.start()
+            plain = threads.submit(server.complete, "plain", **LONG)
+            wait_until(lambda: server.health().json()["running"] == 2)
+            queued = threads.submit(server.complete, "queued")
             *_, last = events
-        queued.join()
         assert (last["error"]["code"], last["error"]["type"]) == ("timeout", "invalid_request_error")
-        assert check_error(waited[0], 503)["code"] == "queue_timeout" and waited[0].headers["retry-after"]
-        late = server.complete("plain", **LONG)
+        waited, late = queued.result(), plain.result()
+        assert check_error(waited, 503)["code"] == "queue_timeout" and waited.headers["retry-after"]
         assert check_error(late, 408)["code"] == "timeout" and late.headers["x-should-retry"] == "false"
         wait_until(lambda: server.health().json()["running"] == 0)

@@ -248,6 +248,6 @@ def test_a_server_publishes_what_it_caches(tmp_path: Path) -> None:
 
 def test_a_server_without_a_prefix_cache_has_no_events() -> None:
     process = spawn("--model", "preset:toy", "--kv-events-endpoint", "tcp://127.0.0.1:0", "--scheduler", "orca")
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "--kv-events-endpoint: needs the prefix cache; use the scheduler chunked" in errors

@@ -24,7 +24,7 @@ from orca_jax.sim.toy import ToyExecutor, toy_generate
 from orca_jax.step import Handle, StepPlan, StepResult
 
 VOCAB, PAGES, PAGE_SIZE, ROWS = 61, 64, 4, 4
-SECONDS = 20
+SECONDS = 60
 
 
 class HeldExecutor(ToyExecutor):

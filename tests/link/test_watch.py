@@ -131,7 +131,7 @@ class Hang:
     def stop(self) -> None:
         self.end.set()
         self.inbox.put(None)
-        self._thread.join(20)
+        self._thread.join(60)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_hang_is_found_wherever_it_is(stuck: Hang, monkeypatch: pytest.MonkeyP
     owners = {"add": stuck.engine, "select": stuck.engine.scheduler, "deliver": stuck.engine.pool, "send": stuck}
     monkeypatch.setattr(owners.get(where, stuck.engine.executor), where, stuck.hang)
     stuck.start()
-    assert stuck.begun.wait(20)
+    assert stuck.begun.wait(60)
     assert stuck.verdict_after(STEP_FLOOR - 1) is None
     verdict = stuck.verdict_after(STEP_FLOOR + 1)
     place = "link/loop.py:" if where in ("add", "send") else "engine.py:"
@@ -164,7 +164,7 @@ def test_an_engine_that_turns_in_vain_is_found(stuck: Hang, monkeypatch: pytest.
 
     monkeypatch.setattr(stuck.engine, "step", step)
     stuck.start()
-    assert stuck.begun.wait(20)
+    assert stuck.begun.wait(60)
     assert "no progress" in (stuck.verdict_after(STEP_FLOOR + 1) or "")
 
 
@@ -178,8 +178,8 @@ def test_an_engine_with_progress_or_without_work_is_well(stuck: Hang) -> None:
 
     stuck.send = send
     stuck.start()
-    assert ended.wait(20)
-    deadline = time.monotonic() + 20
+    assert ended.wait(60)
+    deadline = time.monotonic() + 60
     while stuck.status.heartbeat().busy_seconds and time.monotonic() < deadline:
         time.sleep(0.001)
     assert stuck.verdict_after(1000) is None, "it waits for a message"
@@ -197,9 +197,9 @@ def test_the_place_of_a_thread_is_the_innermost_function_of_the_package() -> Non
     watch._clock = wait
     thread = threading.Thread(target=watch.look, args=(1,))
     thread.start()
-    assert begun.wait(20) and thread.ident is not None
+    assert begun.wait(60) and thread.ident is not None
     place = place_of(thread.ident)
     end.set()
-    thread.join(20)
+    thread.join(60)
     assert place == ("link/watch.py:look", False)
     assert place_of(thread.ident) == ("", False), "it has ended"

@@ -182,7 +182,7 @@ def test_engine_loop() -> None:
         if structured.value == "wrong":
             raise RequestError("no", "structured_outputs")
         if structured.value == "slow":
-            assert released.wait(10)
+            assert released.wait(60)
         return Anything()
 
     released = threading.Event()

@@ -81,7 +81,7 @@ def test_one_thread_reads_two_streams_and_a_half_read_one_blocks_nobody(llm: LLM
     first, second = llm.stream_text("one", params_of(30)), llm.stream_text("two", params_of(30))
     next(first), next(second)
     with ThreadPoolExecutor(1) as other:
-        (output,) = other.submit(llm.generate, "three", params_of(9), use_tqdm=False).result(20)
+        (output,) = other.submit(llm.generate, "three", params_of(9), use_tqdm=False).result(60)
     assert is_right(output, 9)
     assert "".join(second) and "".join(first)
 
@@ -131,7 +131,7 @@ def test_a_fair_lock_is_given_in_the_order_of_asking() -> None:
                 pass
         interrupted = _interrupted(lock)
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     with lock:
         order.append(5)
     assert order == list(range(6)) and interrupted == [True]
@@ -154,7 +154,7 @@ def _interrupted(lock: FairLock) -> list[bool]:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     return done
 
 

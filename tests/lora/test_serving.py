@@ -58,7 +58,7 @@ async def served(config: ServerConfig) -> AsyncIterator[tuple[httpx.AsyncClient,
         client.serve(ready)
         await service.set_ready(ready)
         transport = httpx.ASGITransport(create_app(service, config, observer), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
             yield http, observer
         await thread.stop()
     service.close()

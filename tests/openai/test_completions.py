@@ -318,14 +318,14 @@ def test_every_answer_is_in_shape(server: Server) -> None:
 
 def test_curl_line_works(server: Server) -> None:
     assert server.url in server.lines[0]
-    done = subprocess.run(shlex.split(server.lines[1]), capture_output=True, text=True, timeout=20)
+    done = subprocess.run(shlex.split(server.lines[1]), capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("data: [DONE]\n\n") and '"finish_reason":"' in done.stdout
 
 
 def test_curl_line_survives_odd_names_and_hosts() -> None:
     with running("--host", "::", "--served-model-name", "it's $odd", "second") as server:
         assert "http://[::1]:" in server.lines[1]
-        done = subprocess.run(shlex.split(server.lines[1]), capture_output=True, text=True, timeout=20)
+        done = subprocess.run(shlex.split(server.lines[1]), capture_output=True, text=True, timeout=60)
         assert done.stdout.endswith("data: [DONE]\n\n")
         assert [card["id"] for card in server.http.get("/v1/models").json()["data"]] == ["it's $odd", "second"]
         answer = server.http.post("/v1/completions", json={"model": "second", "prompt": "x"}).json()

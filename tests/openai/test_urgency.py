@@ -1,7 +1,6 @@
 """How soon a call is served: what the engine is told of its priority, of who sent it, and of its deadline."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from orca_jax.serve.openapi import openapi_document
 from orca_jax.server_config import ServerConfig
 from tests.openai.test_bad_input import check_error
 from tests.serve.played import Stage, call, on_stage, saying
-from tests.serve.running import Server, running
+from tests.serve.running import Server, running, wait_until
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 BY_PRIORITY = EngineConfig(model="m", scheduler="chunked", scheduling_policy="priority")
@@ -107,10 +106,8 @@ def test_the_urgent_one_is_served_first() -> None:
             for number, (name, priority) in enumerate((("usual", 0), ("patient", 5), ("urgent", -5)), start=1):
                 threads.append(threading.Thread(target=ask, args=(server, name, priority)))
                 threads[-1].start()
-                deadline = time.monotonic() + 5
-                while server.health().json()["waiting"] < number:
-                    assert time.monotonic() < deadline and not ended, "the long one was too short"
-                    time.sleep(0.01)
+                wait_until(lambda number=number: ended or server.health().json()["waiting"] == number)
+                assert not ended, "the long one was too short"
         for thread in threads:
             thread.join()
     assert ended == ["urgent", "usual", "patient"]

@@ -157,7 +157,8 @@ def test_the_stream_of_iterations() -> None:
             while not stage.client.feed._watchers:
                 await asyncio.sleep(0)
             stage.client.take(Iterations(b'{"a":1}\n{"b":2}\n'))
-            await asyncio.sleep(0.01)
+            for _ in range(100):  # turns of the event loop until the first lines have been sent
+                await asyncio.sleep(0)
             stage.client.take(Iterations(b'{"c":3}\n'))
             stage.client.stop()
             return await request

@@ -90,9 +90,9 @@ def test_streams_pass_as_they_come_and_hang_ups_too() -> None:
             hung_up.set()
 
     with recording(stream) as (recorder, seen):
-        with httpx.stream("GET", f"http://127.0.0.1:{recorder.port}/", timeout=10) as answer:
+        with httpx.stream("GET", f"http://127.0.0.1:{recorder.port}/", timeout=60) as answer:
             assert next(answer.iter_raw()) == b"one", "the first piece, while the server waits"
-        assert hung_up.wait(10)
+        assert hung_up.wait(60)
     assert [(bytes(e.body), e.complete) for e in seen] == [(b"one", False)]
 
 
@@ -102,7 +102,7 @@ def test_a_server_that_breaks_off_has_not_completed_its_answer() -> None:
         connection.sendall(STREAM_HEAD + b"3\r\none\r\n")
 
     with recording(break_off) as (recorder, seen), pytest.raises(httpx.RemoteProtocolError):
-        httpx.get(f"http://127.0.0.1:{recorder.port}/", timeout=10)
+        httpx.get(f"http://127.0.0.1:{recorder.port}/", timeout=60)
     assert [(bytes(e.body), e.complete) for e in seen] == [(b"one", False)]
 
 

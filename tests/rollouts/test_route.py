@@ -136,6 +136,10 @@ def test_a_slow_stream_has_the_version_in_a_comment(config: ServerConfig, monkey
             call = asyncio.create_task(
                 http.post("/v1/completions", headers=USER, json={"model": "m", "prompt": "x", "stream": True})
             )
+            while not stage.link.submitted:
+                await asyncio.sleep(0)
+            for _ in range(100):  # turns of the event loop until the call waits for an update
+                await asyncio.sleep(0)
             await asyncio.sleep(0.1)
             for one in plain(stage.link.submitted[0]):
                 assert isinstance(one, Updates)

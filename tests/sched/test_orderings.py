@@ -359,10 +359,10 @@ def test_thousands_wait(name: str) -> None:
     for number, wish in enumerate(wishes):
         pool.add(str(number), [1], params, seed=0, arrival=number / 1000, urgency=wish)
     first = next(iter(ordering.waiting(pool)))
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(2000):
         assert next(iter(ordering.waiting(pool))) is first, "reading removes nothing"
-    assert time.perf_counter() - start < 2, "about ten seconds if each read all requests"
+    assert time.process_time() - start < 2, "about ten seconds if each read all requests"
     for number in range(10_000):
         pool.abort(str(number))
     last = pool.add("last", [1], params, seed=0, arrival=11.0)

@@ -66,7 +66,7 @@ class Stage:
 
     def http(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=10)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
 
     def ends(self) -> dict[str, float]:
         """Finished requests by reason, from the metrics."""
@@ -94,7 +94,7 @@ def on_stage[T](
         finally:
             stage.service.close()
 
-    return asyncio.run(asyncio.wait_for(run(), 20))
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def call(

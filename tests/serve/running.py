@@ -60,7 +60,7 @@ class Server:
     def health(self) -> httpx.Response:
         return self.http.get("/health")
 
-    def wait_idle(self, timeout: float = 5.0) -> None:
+    def wait_idle(self, timeout: float = 60.0) -> None:
         """Wait until the engine reports no request."""
         wait_until(lambda: self.health().json() == {"status": "ready", "running": 0, "waiting": 0}, timeout)
 
@@ -86,7 +86,7 @@ def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     raise AssertionError("the stream ended without [DONE] or an error")
 
 
-def wait_until(holds: Any, timeout: float = 5.0) -> None:
+def wait_until(holds: Any, timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < deadline, "the condition did not become true in time"
@@ -158,7 +158,7 @@ def running(
         family = psutil.Process(process.pid).children(recursive=True)
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         transport = httpx.HTTPTransport(uds=None if uds is None else str(uds), verify=tls if tls is not None else True)
-        with httpx.Client(base_url=found[0], timeout=20, headers=headers, transport=transport) as http:
+        with httpx.Client(base_url=found[0], timeout=60, headers=headers, transport=transport) as http:
             server = Server(process, http, lines)
             drain = threading.Thread(target=lambda: server.errors.extend(unexpected(process.stderr or ())))
             drain.start()
@@ -166,13 +166,13 @@ def running(
             family += psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             if process.poll() is None:
                 process.terminate()
-            process.wait(15)
-            drain.join(15)
+            process.wait(60)
+            drain.join(60)
             assert not any("Traceback" in line for line in server.errors), "".join(server.errors)
     finally:
         process.kill()
         process.wait()
         for stream in (process.stdout, process.stderr):
             stream.close()
-    _, left = psutil.wait_procs(family, timeout=5)
+    _, left = psutil.wait_procs(family, timeout=60)
     assert not left, "a process of the server is left"

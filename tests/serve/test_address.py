@@ -128,7 +128,7 @@ def test_who_takes_nothing_is_cut_off_in_tls_too(certificates: dict[str, tuple[s
             with trusting.wrap_socket(raw, server_hostname=url.host) as client:
                 client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
                 assert client.recv(12) == b"HTTP/1.1 200"
-                server.wait_idle(timeout=7)
+                server.wait_idle()
 
 
 @needs_openssl

@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Message
 
 from orca_jax.config import EngineConfig
-from orca_jax.link.client import MAX_UNREAD
+from orca_jax.link.client import MAX_UNREAD, OpenCall
 from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai import generation
 from orca_jax.openai.completions import prepare
@@ -22,6 +22,7 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Generation
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema import completion_parser
+from orca_jax.request import RequestUpdate
 from orca_jax.server_config import ServerConfig
 from orca_jax.step import NOT_FINITE
 from orca_jax.text.tokenizer import ByteTokenizer
@@ -105,13 +106,18 @@ def test_pieces_that_come_together_and_past_a_stop() -> None:
 def test_a_quiet_engine_is_bridged_by_comments(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(generation, "QUIET_SECONDS", 0.05)
 
-    async def act(stage: Stage) -> httpx.Response:
-        def later(submit: Submit) -> list[News]:
-            for news in saying("late")(submit):
-                asyncio.get_running_loop().call_later(0.2, stage.client.take, news)
-            return []
+    receive_soon, quiet = generation._receive_soon, list[bool]()
 
-        stage.link.script = later
+    async def act(stage: Stage) -> httpx.Response:
+        async def counted(call: OpenCall) -> list[RequestUpdate | Rejected] | None:
+            messages = await receive_soon(call)
+            quiet.append(messages is None)
+            if len(quiet) == 2:
+                for news in saying("late")(stage.link.submitted[0]):
+                    stage.client.take(news)
+            return messages
+
+        monkeypatch.setattr(generation, "_receive_soon", counted)
         body = {"model": "m", "stream": True, "prompt": "x", "messages": [user("x")]}
         del body["prompt" if "chat" in path else "messages"]
         async with stage.http() as http:
@@ -278,10 +284,10 @@ def test_operators_may_allow_fewer_logprobs() -> None:
 
 def test_many_unknown_names_are_refused_at_once() -> None:
     body = ",".join(f'"name{i}": 1' for i in range(200_000))
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ApiError, match="name0"):
         completion_parser.parse(b'{"model": "m", ' + body.encode() + b"}")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("crowd", [b"1," * 4_000_001 + b"1", b"[1]," * 400_000 + b"[1]", b'{"a":' * 400_001])

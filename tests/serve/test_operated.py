@@ -49,7 +49,7 @@ def log(server: Server) -> list[dict[str, Any]]:
 def raw(server: Server, method: str, target: str) -> int:
     """Send a raw request line without a key; return the status."""
     address = httpx.URL(server.url)
-    connection = http.client.HTTPConnection(address.host, address.port or 80, timeout=10)
+    connection = http.client.HTTPConnection(address.host, address.port or 80, timeout=60)
     try:
         connection.putrequest(method, target, skip_accept_encoding=True)
         connection.endheaders()
@@ -154,7 +154,7 @@ def test_engine_totals_follow(operated: Server) -> None:
     wait_until(lambda: grown("iteration_tokens_total") >= 6 + 3)
     assert grown("iterations_total") >= 4
     assert metrics(operated)["orca_jax_kv_pages"] > 0
-    assert metrics(operated)["orca_jax_engine_heartbeat_age_seconds"] < 5
+    wait_until(lambda: metrics(operated)["orca_jax_engine_heartbeat_age_seconds"] < 5)
     wait_until(lambda: metrics(operated)["orca_jax_kv_pages_used"] == 0)
 
 
@@ -208,9 +208,7 @@ def test_totals_go_on_when_the_engine_is_killed() -> None:
         wait_until(lambda: read("iterations_total") >= 8)
         iterations, generated = read("iterations_total"), read("generation_tokens_total")
         server.engine().kill()
-        wait_until(lambda: read("engine_state|state=ready") == 0)
-        wait_until(lambda: server.health().status_code == 200, 60)
-        assert read("engine_restarts_total") == 1
+        wait_until(lambda: server.health().status_code == 200 and read("engine_restarts_total") == 1)
         assert read("generation_tokens_total") == generated == 8
         assert server.complete("abc", max_tokens=8, ignore_eos=True).status_code == 200
         wait_until(lambda: read("iterations_total") >= iterations + 8)

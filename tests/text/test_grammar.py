@@ -284,13 +284,13 @@ BOMBS = {
 def test_bombs_do_not_go_off(demo, name: str) -> None:
     factory, tokenizer, end = demo
     kind, value = BOMBS[name]
-    start = time.monotonic()
+    start = time.process_time()
     try:
         constraint = factory.compile(StructuredOutput(kind, value))
         walk(constraint, tokenizer, end, seed=1, limit=30)
     except RequestError as error:
         assert error.param == "structured_outputs" and len(error.message) < 700
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_out_of_fuel_in_the_middle_is_an_error_of_the_request() -> None:

@@ -3,7 +3,8 @@
 import argparse
 import json
 import math
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -33,30 +34,43 @@ def run_online(
 
 
 def test_every_failure_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    is_over = threading.Event()
+
+    def stall() -> Iterator[Step]:
+        yield token()
+        is_over.wait(60)
+
     def play(number: int, body: dict[str, Any]) -> tuple[int, bytes] | Iterable[Step]:
-        answers: dict[int, tuple[int, bytes] | list[Step]] = {
+        answers: dict[int, tuple[int, bytes] | Iterable[Step]] = {
             1: (429, b"slow down"),
-            2: [token(), 3.0, token("b", "stop"), DONE],
+            2: stall(),
             3: [token(), CUT],
             4: [token(), event({"error": {"message": "engine lost"}}), DONE],
         }
         return answers.get(number, complete(body))  # the first call is the probe
 
     with fake_server(play) as server:
-        result, out = run_online(server.url, capsys, "--timeout", "1")
+        result, out = run_online(server.url, capsys, "--timeout", "3")
+        is_over.set()
     assert result["errors"] == {"http_429": 1, "timeout": 1, "stream_cut": 1, "stream_error": 1}
     assert (result["completed"], result["failed"]) == (2, 4) and "engine lost" in out
     assert result["passes"][0]["failed"] == 4 and "warning: 4 requests failed" in out
 
 
 def test_requests_leave_at_their_times_although_none_has_ended() -> None:
+    are_all_sent = threading.Event()
+
     def play(number: int, body: dict[str, Any]) -> Iterable[Step]:
-        return complete(body) if number == 0 else [0.8, *complete(body)]
+        if number == 8:
+            are_all_sent.set()
+        if number:
+            are_all_sent.wait(60)
+        yield from complete(body)
 
     with fake_server(play) as server:
         target = look_at(settings(server.url))
         planned = [WorkloadRequest(index / 20, (1, 2), 2) for index in range(8)]
-        load = run_load(target, planned, timeout=10)
+        load = run_load(target, planned, timeout=60)
     sent = [outcome.sent for outcome in load.outcomes]
     assert sent[-1] < min(outcome.end for outcome in load.outcomes)
     assert all(outcome.sent >= outcome.due and not outcome.failure for outcome in load.outcomes)

@@ -149,9 +149,9 @@ def chain(length: int) -> dict[str, Any]:
     ],
 )
 def test_bombs_of_names_do_not_go_off(schema: dict[str, Any]) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     try:
         assert len(json.dumps(closed(schema))) < 10**7
     except SchemaTooLargeError as error:
         assert "its parts" in str(error)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5

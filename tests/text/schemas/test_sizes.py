@@ -22,13 +22,13 @@ def chain(length: int, is_circle: bool = False) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_circle", [False, True])
 def test_chains_of_references_do_not_end_the_process(is_circle: bool) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(RequestError, match=f"more than {MAX_DEPTH} levels"):
         compiled(chain(4_000, is_circle))
     compiled(chain(MAX_DEPTH // 4, is_circle))
     plain = {f"a{n}": ref(f"a{n + 1}") for n in range(4_000)}
     compiled({**ref("a0"), "$defs": {**plain, "a4000": NUMBER}})
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def names(count: int, **fields: Any) -> dict[str, Any]:
