@@ -1,5 +1,6 @@
 """Every test runs strict: eight fake CPU devices, no implicit dtype promotion, shapes checked against their types."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -47,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if platform == "cpu":
         jax.config.update("jax_num_cpu_devices", FAKE_CPU_DEVICES)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what lasts as long as the run: modules and thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # a hook of xdist, unknown without the plugin

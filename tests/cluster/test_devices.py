@@ -55,8 +55,9 @@ def tokens_of(served: Hosts, model: str = DEVICE_MODEL, *, cached: int | None = 
     "stages", [pytest.param(1, id="tensor"), pytest.param(2, id="pipeline", marks=pytest.mark.slow)]
 )
 @pytest.mark.usefixtures("few_programs", "quick_compiles")
-def test_two_processes(stages: int, cache: str) -> None:
+def test_two_processes(stages: int, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share each layer, or have half of the layers each. In a pipeline only the leader has tokens."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     expected = tokens_of_one_process(DEVICE_MODEL)
     with hosts(
         2, *DEVICE_FLAGS, f"--pipeline-parallel-size={stages}", f"--compile-cache={cache}", model=DEVICE_MODEL

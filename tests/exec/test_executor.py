@@ -259,6 +259,7 @@ def test_the_cache_has_as_many_pages_as_fit_and_no_more_than_rows_can_use() -> N
         size_cache(form, spans, memory=3 * one, **sizes)
 
 
+@few
 def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cache: str) -> None:
     mesh = tensor_mesh(jax.devices()[:1])
     decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)

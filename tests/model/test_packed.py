@@ -20,6 +20,7 @@ from orca_jax.model.transformer import Decoder
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import dense_attention, logits, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 WIDE = Library(32, 16, 4, has_bfloat16=True)
 IDS = np.arange(3, 40)
 

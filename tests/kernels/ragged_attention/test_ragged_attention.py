@@ -75,6 +75,7 @@ WITHOUT_VALUES = [
 ]
 
 
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("implementation", ["xla", "gather", "reference"])
 @pytest.mark.parametrize("case", WITHOUT_VALUES, ids=lambda case: case.name)
 def test_keys_are_the_values_of_pages_without_values(case: Case, implementation: str) -> None:
