@@ -56,6 +56,30 @@ _OPENCODE = {
         }
     },
 }
+_CONTINUE = """name: local
+version: 0.0.1
+schema: v1
+models:
+  - name: {model}
+    provider: openai
+    model: {model}
+    apiBase: {url}/v1
+    apiKey: {key}
+    roles: [chat, edit, apply]
+    capabilities: [tool_use]
+"""
+_CLINE = {
+    "version": 1,
+    "lastUsedProvider": "openai-compatible",
+    "providers": {
+        "openai-compatible": {
+            "settings": {
+                "provider": "openai-compatible", "apiKey": "{key}", "model": "{model}", "baseUrl": "{url}/v1"
+            },
+            "updatedAt": "2026-11-24T00:00:00.000Z",
+        }
+    },
+}  # fmt: skip
 _CLAUDE_MODELS = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{name}_MODEL" for name in ("OPUS", "SONNET", "HAIKU")))
 AGENTS: Mapping[str, Agent] = {
     "codex": Agent(
@@ -85,6 +109,20 @@ AGENTS: Mapping[str, Agent] = {
         ("qwen", "--prompt", QUESTION, "--auth-type", "openai", "--approval-mode", "yolo"),
         {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "{key}", "OPENAI_MODEL": "{model}"},
         {},
+    ),
+    "continue": Agent(
+        "@continuedev/cli",
+        Call("Bash", {"command": _COMMAND}),
+        ("cn", "--print", QUESTION, "--auto"),
+        {},
+        {".continue/config.yaml": _CONTINUE},
+    ),
+    "cline": Agent(
+        "cline",
+        Call("run_commands", {"commands": [_COMMAND]}),
+        ("cline", QUESTION),
+        {"CLINE_SESSION_BACKEND_MODE": "local"},  # else it leaves a process that runs on
+        {".cline/data/settings/providers.json": json.dumps(_CLINE)},
     ),
 }
 

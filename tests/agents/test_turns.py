@@ -1,6 +1,6 @@
 """One tool turn of each agent, replayed from its recorded bodies against a server that is started as a user does.
 
-`scripts/judges/run codex claude-code opencode qwen-code` runs the agents themselves and records the bodies.
+`scripts/judges/run` runs the agents themselves, by their names, and records the bodies.
 """
 
 import json

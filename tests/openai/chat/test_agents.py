@@ -1,4 +1,4 @@
-"""The calls of opencode 1.18.33, Qwen Code 0.24.4 and Open WebUI 0.12.4 in one tool turn: keys, types and lengths."""
+"""The calls of agents and of Open WebUI 0.12.4 in one tool turn: keys, types and lengths."""
 
 from pathlib import Path
 
@@ -23,6 +23,8 @@ ARGUMENTS = '{"command": "cat note.txt"}'
         ("opencode", "bash", 25_000),
         ("qwen_code", "run_shell_command", 60_000),
         ("open_webui", "get_current_timestamp", 20_000),
+        ("continue", "Bash", 6_000),
+        ("cline", "run_commands", 20_000),
     ],
 )
 def test_a_tool_turn(name: str, tool: str, shortest: int, tmp_path: Path) -> None:

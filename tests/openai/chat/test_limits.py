@@ -67,11 +67,12 @@ def test_a_refusal_for_length_says_how_much_is_tools(size: int, unit: str) -> No
 
 
 def test_a_prompt_that_is_too_long_to_be_rendered_has_the_code_for_its_length(tmp_path: Path) -> None:
-    """Also if the template makes it long, which only its own process sees."""
+    """The template's process gets no conversation beyond the limit. A template may also make a short one long."""
     template = tmp_path / "long.jinja"
-    template.write_text("{% if messages %}{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}{% endif %}")
-    config = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
-    for text, kind in (("x" * (MAX_OUTPUT + 1), None), ("x", config)):
+    source = "{% if messages[0].content | length > 9999 %}{{ raise_exception('sent') }}{% endif %}"
+    template.write_text(source + "{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", encoding="utf-8")
+    kind = ServerConfig(EngineConfig(model="m"), chat_template=str(template))
+    for text in ("x" * (MAX_OUTPUT + 1), "x"):
         error = error_of(chat(SILENT, kind, messages=[user(text)])[0])
         assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
         refused = ask(SILENT, kind, messages=[user(text)])
