@@ -15,6 +15,7 @@ from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.stage import StageModel
 from orca_jax.kernels.native import Library
+from orca_jax.model.block import Block
 from orca_jax.model.load import Loading, prepare_load, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.model.transformer import Decoder
@@ -158,7 +159,9 @@ def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel
         return StageModel(None, stage.mesh)
     span = stage.shapes.span
     name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
-    form = partial(arrange, placed.platform, library=placed.library)
+    # Quantised weights are read in the form of the plain ones, so both have to be unstacked, or neither.
+    reads_stacks = placed.library is not None and isinstance(stage.shapes.blocks, Block)
+    form = partial(arrange, placed.platform, library=placed.library if reads_stacks else None)
     decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, form)
     if placed.library is not None:
         decoder.pack(placed.library, len(placed.devices))

@@ -25,7 +25,7 @@ def product_library(
 
     Args:
         config: the settings. "auto" takes the library where it is known to be faster, or found to be by a trial.
-        model: experts, quantised weights and decoders from outside this package have products of XLA.
+        model: experts, weights in fp8 and decoders from outside this package have products of XLA.
         dtype: the type of the weights.
         platform: the platform of the devices.
         directory: the directory of compiled programs; it keeps the library too, and the result of the trial.
@@ -42,7 +42,7 @@ def product_library(
         Facts(replace(config, cpu_products="native"), model=model, platform=platform, dtype=dtype), "platform"
     )
     library = None if unfit else load_library(directory)  # if None, the log has the reason
-    reason = unfit.message if unfit else _lack(config, library, dtype)
+    reason = unfit.message if unfit else _lack(config, model, library, dtype)
     if reason and wanted == "native":
         raise ConfigError(reason, param="cpu_products")
     if unfit or (reason and library is not None):
@@ -50,7 +50,7 @@ def product_library(
         logger.info("products are those of XLA: the library in C %s", why)
     if reason or library is None:
         return None
-    if wanted == "native" or _is_measured(dtype):
+    if wanted == "native" or model.quantization is not None or _is_measured(dtype):
         return library
     from orca_jax.assembly.trial import is_faster
 
@@ -62,9 +62,9 @@ def _is_measured(dtype: DType) -> bool:
     return _MEASURED in flags and not (dtype == "bfloat16" and _MATRIX_UNIT in flags)
 
 
-def _lack(config: EngineConfig, library: "Library | None", dtype: DType) -> str:
+def _lack(config: EngineConfig, model: ModelConfig, library: "Library | None", dtype: DType) -> str:
     """What this machine lacks for the library, or for its products in a type; empty if it has all."""
-    has_bfloat16 = library is not None and library.has_bfloat16
+    has_bfloat16 = library is not None and (library.has_bfloat16 or model.quantization is not None)
     facts = Facts(replace(config, cpu_products="native"), dtype=dtype, has_library=library is not None)
     lack = refusal(replace(facts, has_bfloat16=has_bfloat16), "library")
     return "" if lack is None else lack.message

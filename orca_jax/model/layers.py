@@ -18,9 +18,13 @@ from orca_jax.config import ModelConfig
 from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.packed import (
+    PackedBitsMatrix,
+    PackedBitsTable,
     PackedMatrix,
     ReadTable,
     has_packed_form,
+    packed_bits,
+    packed_bits_table,
     packed_matmul,
     packed_matrix,
     read_table,
@@ -39,7 +43,7 @@ from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.stages import LayerSpan
 
 Init = Literal["normal", "zeros", "ones"]
-Matrix = nnx.Param[Array] | PackedMatrix | QuantisedMatrix
+Matrix = nnx.Param[Array] | PackedMatrix | QuantisedMatrix | PackedBitsMatrix
 """A matrix of one of the kinds of storage; `multiply` reads all of them."""
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -167,7 +171,7 @@ class Maker:
 
 def multiply(x: Float[Array, "T I"], kernel: Matrix) -> Float[Array, "T O"]:
     """`x` times a matrix of any storage, with float32 sums."""
-    if isinstance(kernel, QuantisedMatrix):
+    if isinstance(kernel, QuantisedMatrix | PackedBitsMatrix):
         return kernel.product(x)
     return packed_matmul(x, kernel) if isinstance(kernel, PackedMatrix) else matmul(x, kernel[...])
 
@@ -206,8 +210,10 @@ class Linear(nnx.Module):
         return out if self.bias is None else out + self.bias[...].astype(jnp.float32)
 
     def pack(self, library: Library, num_devices: int) -> None:
-        """Replace the matrix by its packed form, if it is plain and has one; see `packed_matrix`."""
-        if isinstance(self.kernel, nnx.Param):
+        """Replace the matrix by its packed form, if it has one; see `packed_matrix` and `packed_bits`."""
+        if isinstance(self.kernel, QuantisedMatrix):
+            self.kernel = packed_bits(self.kernel, library, num_devices)
+        elif isinstance(self.kernel, nnx.Param):
             self.kernel = packed_matrix(self.kernel, library, num_devices)
 
     def has_packed_form(self, library: Library) -> bool:
@@ -261,23 +267,29 @@ class Table(nnx.Module):
         soft_cap: float | None = None,
     ) -> None:
         self.soft_cap = soft_cap
-        self.table = make.table(rows, width, axis, rows if used is None else used)
+        self.table: nnx.Param[Array] | QuantisedTable | PackedBitsTable = make.table(
+            rows, width, axis, rows if used is None else used
+        )
 
     @property
     def num_rows(self) -> int:
         """Number of rows, those of padding included."""
         table = self.table
+        if isinstance(table, PackedBitsTable):
+            return table.num_rows
         return int((table.values if isinstance(table, QuantisedTable) else table).get_value().shape[0])
 
     def __call__(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Look up rows. An index out of range gets the nearest row: padding may hold any index."""
-        if isinstance(self.table, QuantisedTable):
+        if isinstance(self.table, QuantisedTable | PackedBitsTable):
             return self.table.rows(index)
         return self.table[...].at[index].get(mode="clip").astype(jnp.float32)
 
     def pack(self, library: Library, num_devices: int) -> None:
-        """Compute `scores` by the library, if the table is plain and fits; see `read_table`."""
-        if isinstance(self.table, nnx.Param):
+        """Compute `scores` by the library, if the table fits; see `read_table` and `packed_bits_table`."""
+        if isinstance(self.table, QuantisedTable):
+            self.table = packed_bits_table(self.table, library, num_devices)
+        elif isinstance(self.table, nnx.Param):
             self.table = read_table(self.table, library, num_devices)
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
@@ -286,7 +298,7 @@ class Table(nnx.Module):
         return scores if cap is None else cap * jnp.tanh(scores / cap)
 
     def _products(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        if isinstance(self.table, QuantisedTable):
+        if isinstance(self.table, QuantisedTable | PackedBitsTable):
             return self.table.scores(hidden)
         if isinstance(self.table, ReadTable):
             return table_scores(hidden, self.table)

@@ -1,7 +1,7 @@
 """Packed matrices of linear layers on CPUs, in the order in which a product reads them (`kernels/native`).
 
-A decoder is packed after it is loaded, matrix by matrix, so the memory has one matrix twice at most. Only the linear
-layers of blocks are packed: not the tables, experts and quantised matrices.
+A decoder is packed after it is loaded, matrix by matrix, so the memory has one matrix twice at most. The linear layers
+of blocks are packed, and quantised tables; not plain tables and experts.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,20 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.native import (
     Library,
     Packed,
+    PackedBits,
     can_multiply_table,
     can_pack,
+    can_pack_bits,
+    few_bits_product,
     in_stack,
     inputs_each,
     pack,
+    pack_bits,
     packed_product,
     table_product,
+    unpack_columns,
 )
+from orca_jax.model.quantise import Quantised, QuantisedMatrix, QuantisedTable, few_bits
 from orca_jax.model.sharding import MESH_AXES, TENSOR_AXIS, partition_spec
 
 
@@ -158,6 +164,122 @@ def packed_matmul(x: Float[Array, "T I"], matrix: PackedMatrix) -> Float[Array, 
     return out
 
 
+class PackedBitsMatrix(nnx.Module):
+    """A quantised matrix in the place of a parameter, in the form of `kernels.native.pack_bits`.
+
+    Args:
+        packed: its arrays, or their sharded shapes.
+        layout: the place of the matrix.
+        dtype: float32 for products in float32, another type for activations of 16 bits.
+    """
+
+    def __init__(self, packed: PackedBits, layout: PackedLayout, dtype: jnp.dtype) -> None:
+        words, scales = _bits_axes(layout, packed.scales.shape[1])
+        self.words = nnx.Param(packed.words, axes=words, layout=layout)
+        self.scales = nnx.Param(packed.scales, axes=scales)
+        self.bits = packed.bits
+        self.dtype = dtype
+
+    @property
+    def packed(self) -> PackedBits:
+        """The arrays of the matrix."""
+        return PackedBits(self.words[...], self.scales[...], self.bits)
+
+    def product(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        """`x` times this matrix, with float32 sums over groups of inputs."""
+        layout: PackedLayout = self.words.get_metadata("layout")
+        inputs, outputs = layout.axes
+
+        def on_shard(x: Float[Array, "T I"], packed: PackedBits) -> Float[Array, "T O"]:
+            out = few_bits_product(x, packed, self.dtype, layout.num_devices)
+            return out if MESH_AXES[inputs] is None else jax.lax.psum(out, TENSOR_AXIS)
+
+        split = jax.shard_map(
+            on_shard,
+            mesh=layout.mesh,
+            in_specs=(PartitionSpec(None, MESH_AXES[inputs]), _bits_specs(layout, self.packed)),
+            out_specs=PartitionSpec(None, MESH_AXES[outputs]),
+            check_vma=False,  # the sum over devices is done by hand
+        )
+        out: jax.Array = split(x, self.packed)
+        return out
+
+
+class PackedBitsTable(PackedBitsMatrix):
+    """A quantised table [V, E], as a matrix from E to V."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, with those of padding."""
+        blocks, _, width = self.words.get_value().shape
+        return int(blocks * width)
+
+    def rows(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
+        """The rows `index`; one out of range gets the nearest row."""
+        return unpack_columns(self.packed, jnp.clip(index, 0, self.num_rows - 1))
+
+    def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
+        """Inner product of every hidden vector with every row."""
+        return self.product(hidden)
+
+
+def packed_bits(held: QuantisedMatrix, library: Library, num_devices: int) -> QuantisedMatrix | PackedBitsMatrix:
+    """The packed form of a quantised matrix, or `held` itself if its shape or kind has none.
+
+    Args:
+        held: a single matrix of arrays or of sharded shapes, with logical axes.
+        library: the library of the product.
+        num_devices: that share the processors of this machine.
+    """
+    layout = _layout_of(held.values, library, num_devices)
+    packed = _packed_bits(held.values, held.scale, held.kind, layout, library)
+    return held if packed is None else PackedBitsMatrix(packed, layout, held.dtype)
+
+
+def packed_bits_table(held: QuantisedTable, library: Library, num_devices: int) -> QuantisedTable | PackedBitsTable:
+    """The packed form of a quantised table, or `held` itself if its shape has none; see `packed_bits`."""
+    layout = _layout_of(held.values, library, num_devices)
+    layout = layout._replace(axes=layout.axes[::-1])
+    packed = _packed_bits(held.values, held.scale, "table", layout, library)
+    return held if packed is None else PackedBitsTable(packed, layout, held.dtype)
+
+
+def _packed_bits(
+    values: nnx.Param[Any], scale: nnx.Param[Any], form: str, layout: PackedLayout, library: Library
+) -> PackedBits | None:
+    """The packed form of stored values and scales, or its shapes; None if there is none."""
+    stored = Quantised(values.get_value(), scale.get_value())
+    if form == "fp8":
+        return None
+    inputs, outputs = layout.axes
+    splits = 1 if MESH_AXES[inputs] is None else layout.mesh.size
+    shape = jax.eval_shape(partial(few_bits, form=form), stored)
+    (size, columns), num_groups = shape.values.shape, shape.scales.shape[0]
+    own = columns // (1 if MESH_AXES[outputs] is None else layout.mesh.size)
+    if not can_pack_bits(library, size, own, num_groups, splits):
+        return None
+    shapes = jax.eval_shape(partial(_pack_stored, form=form, width=layout.width, splits=splits), stored)
+    shardings = jax.tree.map(lambda spec: NamedSharding(layout.mesh, spec), _bits_specs(layout, shapes))
+    if isinstance(stored.values, jax.ShapeDtypeStruct):
+        sharded: PackedBits = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+        )
+        return sharded
+    packed: PackedBits = _packing_bits(form, layout.width, splits, shardings)(stored)
+    return jax.block_until_ready(packed)
+
+
+def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The logical axes of words and of scales. A single group has the inputs of all devices."""
+    inputs, outputs = layout.axes
+    return (outputs, inputs, "columns"), (outputs, "groups" if num_groups == 1 else inputs, "columns")
+
+
+def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
+    words, scales = _bits_axes(layout, packed.scales.shape[1])
+    return PackedBits(partition_spec(words), partition_spec(scales), packed.bits)
+
+
 def _layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> PackedLayout:
     return PackedLayout(plain.get_value().sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
 
@@ -189,3 +311,12 @@ def _putting(width: int) -> Callable[[Array, Array, np.int32], Array]:
         return jax.lax.dynamic_update_index_in_dim(stack, pack(matrix, width), layer, axis=0)
 
     return jax.jit(put, donate_argnums=0)
+
+
+def _pack_stored(stored: Quantised, form: str, width: int, splits: int) -> PackedBits:
+    return pack_bits(few_bits(stored, form), width, splits)
+
+
+@cache
+def _packing_bits(form: str, width: int, splits: int, shardings: PackedBits) -> Callable[[Quantised], PackedBits]:
+    return jax.jit(partial(_pack_stored, form=form, width=width, splits=splits), out_shardings=shardings)

@@ -27,6 +27,7 @@ from orca_jax.config import Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.kernels.expert_mlp import KernelForm
 from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
+from orca_jax.kernels.native import FewBits
 
 GROUP = 128  # inputs that share a scale of int4
 BLOCK = 128  # rows of values that a CPU converts at once
@@ -261,6 +262,21 @@ def expand(weight: Quantised, kind: Quantization, dtype: jnp.dtype) -> Float[Arr
     *layers, inputs, _, outputs = values.shape
     groups = values.reshape(*layers, weight.scale.shape[-2], -1, outputs)
     return (groups * weight.scale[..., None, :]).reshape(*layers, 2 * inputs, outputs).astype(dtype)
+
+
+def few_bits(weight: Quantised, form: str) -> FewBits:
+    """The matrix from inputs to outputs that stored values stand for.
+
+    Args:
+        weight: one matrix, or a table.
+        form: "int8", "int4", or "table" for a table with a scale for each row.
+    """
+    if form == "table":
+        return FewBits(weight.values.T, weight.scale[None], 8)
+    if form == "int8":
+        return FewBits(weight.values, weight.scale[None], 8)
+    values = jnp.stack(_lanes(weight.values), axis=1)
+    return FewBits(values.reshape(-1, values.shape[-1]), weight.scale, 4)
 
 
 def _by_blocks(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int) -> Float[Array, "T O"]:

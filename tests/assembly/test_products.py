@@ -76,7 +76,7 @@ def test_a_trial_decides_where_nothing_was_measured(model: ModelConfig, machine:
 def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, machine: Machine) -> None:
     machine(WIDE, AVX512)
     others: tuple[tuple[ModelConfig, DType, str], ...] = (
-        (replace(model, quantization="int8"), "float32", "quantised weights"),
+        (replace(model, quantization="fp8"), "float32", "weights in fp8"),
         (replace(model, decoder="mine:Decoder"), "float32", "a decoder of your own"),
         (model, "float16", "weights in float16"),
     )
@@ -85,6 +85,14 @@ def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, 
         with pytest.raises(ConfigError, match=f"native has no products with {reason}: use xla") as error:
             chosen(other, "native", dtype)
         assert error.value.param == "cpu_products"
+
+
+def test_few_bits_need_neither_a_trial_nor_products_of_bfloat16(model: ModelConfig, machine: Machine) -> None:
+    machine(NARROW)
+    for kind in ("int8", "int4"):
+        held = replace(model, quantization=kind)
+        assert chosen(held) is NARROW and chosen(held, dtype="bfloat16") is NARROW
+        assert chosen(held, "xla") is None and chosen(held, dtype="float16") is None
 
 
 def test_a_library_that_is_wanted_and_absent_is_an_error(model: ModelConfig, machine: Machine) -> None:

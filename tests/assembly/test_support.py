@@ -63,6 +63,7 @@ MODELS = (
     dataclasses.replace(TOY_MODEL, experts=ExpertsConfig(4, 2)),
     dataclasses.replace(TOY_MODEL, quantization="int4"),
     dataclasses.replace(TOY_MODEL, quantization="int4", experts=ExpertsConfig(4, 2)),
+    dataclasses.replace(TOY_MODEL, quantization="fp8"),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv", "attention"), num_layers=2),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv",)),
 )

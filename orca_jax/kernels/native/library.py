@@ -30,13 +30,14 @@ logger = logging.getLogger(__name__)
 
 PACKED_PRODUCT = "orca_jax_packed_product"
 TABLE_PRODUCT = "orca_jax_table_product"
+FEW_BITS_PRODUCT = "orca_jax_few_bits_product"
 INCREMENTS = "orca_jax_increments"
 _COMPILERS = ("cc", "gcc", "clang")
 _OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 _NEEDED = frozenset({"avx2", "fma"})  # extensions of the processor, at least
 _COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
 _SOURCES = Path(__file__).parent
-_TARGETS = (PACKED_PRODUCT, TABLE_PRODUCT, INCREMENTS)
+_TARGETS = (PACKED_PRODUCT, TABLE_PRODUCT, FEW_BITS_PRODUCT, INCREMENTS)
 _FUNCTIONS = (
     *_TARGETS, "orca_jax_width", "orca_jax_lanes", "orca_jax_table_rows", "orca_jax_has_bfloat16",
     "orca_jax_ask_for_amx", "orca_jax_most_channels", "orca_jax_most_tokens",

@@ -14,13 +14,10 @@
 // in registers. A word is four bytes of a row: one number in float32, or two neighbours in bfloat16. With AMX, a packed
 // product in bfloat16 has its numbers in registers of 16 rows of 16 words.
 
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "ffi.h"
+#include "threads.h"
 #include "vectors.h"
 
 #if LANES == 16
@@ -35,8 +32,7 @@
 
 #define WIDTH (2 * LANES)
 #define TABLE_ROWS 4  // of which `store_totals` adds up the sums
-#define AHEAD 32           // rows of a block that are fetched before their use
-#define SMALL (256 << 10)  // bytes of a matrix that one thread multiplies alone
+#define AHEAD 32      // rows of a block that are fetched before their use
 
 int orca_jax_width(void) { return WIDTH; }
 
@@ -240,7 +236,8 @@ BLOCK(table_bfloat16, TABLE_SIDE, TABLE_ROWS, TABLE_TILES, table_tile, add_bfloa
 
 static int64_t num_blocks(const Product *p) { return p->outputs / (p->is_table ? TABLE_ROWS : WIDTH); }
 
-static void multiply_blocks(const Product *p, int64_t begin, int64_t end) {
+static void multiply_blocks(const void *product, int64_t begin, int64_t end) {
+  const Product *p = product;
   const int with_amx = uses_amx(p);
   if (with_amx) load_shapes(p->rows);
   for (int64_t block = begin; block < end; block++) {
@@ -250,78 +247,6 @@ static void multiply_blocks(const Product *p, int64_t begin, int64_t end) {
       (p->is_float32 ? packed_float32 : with_amx ? packed_amx : packed_bfloat16)(p, block);
   }
   if (with_amx) release_amx();
-}
-
-// ---- threads -------------------------------------------------------------------------------------------------------
-
-// A product that several threads compute. The last one to leave frees it, since some may come when all is done.
-typedef struct {
-  Product product;
-  int64_t blocks, at_once;
-  atomic_llong next, done;
-  atomic_int holders;
-} Shared;
-
-static void leave(Shared *shared) {
-  if (atomic_fetch_sub(&shared->holders, 1) == 1) free(shared);
-}
-
-static void take_blocks(Shared *shared) {
-  for (;;) {
-    const int64_t begin = atomic_fetch_add(&shared->next, shared->at_once);
-    if (begin >= shared->blocks) return;
-    const int64_t end = begin + shared->at_once < shared->blocks ? begin + shared->at_once : shared->blocks;
-    multiply_blocks(&shared->product, begin, end);
-    atomic_fetch_add(&shared->done, end - begin);
-  }
-}
-
-static void help(void *shared) {
-  take_blocks(shared);
-  leave(shared);
-}
-
-static void discard(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
-  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
-  api->XLA_FFI_Error_Destroy(&args);
-}
-
-// The threads of XLA's pool beside this one, if all devices have as many.
-static int64_t num_helpers(XLA_FFI_CallFrame *frame, int64_t devices) {
-  int64_t threads = 1;
-  XLA_FFI_ThreadPool_NumThreads_Args args = {XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, NULL, frame->ctx,
-                                             &threads};
-  XLA_FFI_Error *error = frame->api->XLA_FFI_ThreadPool_NumThreads(&args);
-  if (error != NULL) {
-    discard(frame->api, error);
-    return 0;
-  }
-  return threads / devices - 1;
-}
-
-static void multiply(XLA_FFI_CallFrame *frame, Product product, int64_t devices) {
-  const int64_t blocks = num_blocks(&product);
-  int64_t helpers = product.words * product.outputs * 4 <= SMALL ? 0 : num_helpers(frame, devices);
-  if (helpers > blocks - 1) helpers = blocks - 1;
-  Shared *shared = helpers > 0 ? malloc(sizeof(Shared)) : NULL;
-  if (shared == NULL) {
-    multiply_blocks(&product, 0, blocks);
-    return;
-  }
-  *shared = (Shared){.product = product, .blocks = blocks, .at_once = 1 + blocks / (8 * (helpers + 1))};
-  atomic_init(&shared->holders, 1 + (int)helpers);
-  for (; helpers > 0; helpers--) {
-    XLA_FFI_ThreadPool_Schedule_Args args = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, frame->ctx, help,
-                                             shared};
-    XLA_FFI_Error *error = frame->api->XLA_FFI_ThreadPool_Schedule(&args);
-    if (error != NULL) {
-      discard(frame->api, error);
-      leave(shared);
-    }
-  }
-  take_blocks(shared);
-  while (atomic_load(&shared->done) < blocks) sched_yield();  // others compute the last blocks
-  leave(shared);
 }
 
 // ---- calls ---------------------------------------------------------------------------------------------------------
@@ -358,7 +283,7 @@ static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, int is_table) {
     if (index < 0 || index >= matrix->dims[0]) return refuse(frame, "a stack of packed matrices has no such index");
     product.matrix += index * blocks * WIDTH * product.words;
   }
-  multiply(frame, product, devices);
+  share_blocks(frame, multiply_blocks, &product, num_blocks(&product), 4 * product.words * product.outputs, devices);
   return NULL;
 }
 

@@ -1,0 +1,145 @@
+"""Matrices of integers in 4 or 8 bits with scales: one value for all formats, its packed form, and its products."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from orca_jax.kernels.native.library import FEW_BITS_PRODUCT, Library
+
+INPUTS = 32
+"""Inputs of a row that have one scale in the form with 16 bits; packed groups are multiples of it."""
+
+MOST_INPUTS = 128
+"""Most inputs in a packed group, unless it has all inputs."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("values", "scales", "minima", "order"), meta_fields=("bits",))
+@dataclass(frozen=True)
+class FewBits:
+    """A matrix of integers with scales. The entry of input i and output o is `scales[g, o] * values[i, o]`.
+
+    Args:
+        values: signed numbers of `bits` bits; with minima they are numbers from 0.
+        scales: of groups of inputs; G divides I, and g = i * G // I.
+        bits: 4 or 8.
+        minima: subtracted from the entries of a group; None for none.
+        order: the input of x that each row of the matrix multiplies; None for their own order.
+    """
+
+    values: Any  # integers [I, O]. Each of these may be a shape
+    scales: Any  # float [G, O]
+    bits: int
+    minima: Any = None  # float [G, O]
+    order: Any = None  # int [I]
+
+    def dequantised(self) -> Float[Array, "I O"]:
+        """The matrix in float32. Its rows are in `order`."""
+        size = self.values.shape[0] // self.scales.shape[0]
+        entries = self.values.astype(jnp.float32) * jnp.repeat(self.scales, size, axis=0)
+        return entries if self.minima is None else entries - jnp.repeat(self.minima, size, axis=0)
+
+    def product(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        """`x` times the matrix in float32: the reference of `few_bits_product`."""
+        x = x if self.order is None else x[:, self.order]
+        return jnp.matmul(x.astype(jnp.float32), self.dequantised(), precision=jax.lax.Precision.HIGHEST)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("words", "scales", "minima", "order"), meta_fields=("bits",))
+@dataclass(frozen=True)
+class PackedBits:
+    """A `FewBits` in the order in which the library reads it: N blocks of W columns.
+
+    A word has some inputs of a column, as numbers from 0; `shifts` gives the place of each.
+    """
+
+    words: Any  # uint32 [N, J, W]. Each of these may be a shape or a sharding
+    scales: Any  # float32 [N, G, W]
+    bits: int
+    minima: Any = None  # float32 [N, G, W]
+    order: Any = None  # int [I]
+
+
+def can_pack_bits(library: Library, inputs: int, outputs: int, num_groups: int, splits: int = 1) -> bool:
+    """True if `pack_bits` takes a matrix.
+
+    Args:
+        library: the library of the products.
+        inputs: of the whole matrix, I.
+        outputs: on one device.
+        num_groups: G.
+        splits: devices over which the inputs are split.
+    """
+    own = inputs // splits
+    return outputs % library.width == 0 and own % INPUTS == 0 and _group(own, inputs // num_groups) % INPUTS == 0
+
+
+def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
+    """Arrange a matrix in blocks of `width` columns.
+
+    If the inputs are split over `splits` devices, no group reaches over the edge of one. A single group has the inputs
+    of all devices.
+    """
+    inputs, outputs = matrix.values.shape
+    each = 32 // matrix.bits
+    offset = (1 << (matrix.bits - 1)) if matrix.minima is None else 0
+    numbers = (matrix.values.astype(jnp.int32) + offset).astype(jnp.uint32)
+    placed = numbers.reshape(-1, each, outputs) << shifts(matrix.bits)[:, None]
+    words = placed.sum(axis=1, dtype=jnp.uint32)
+    old = inputs // matrix.scales.shape[0]
+    repeats = 1 if old == inputs else old // _group(inputs // splits, old)
+
+    def blocks(rows: Array) -> Array:
+        return rows.reshape(rows.shape[0], -1, width).transpose(1, 0, 2)
+
+    def groups(numbers: Array) -> Array:
+        return blocks(jnp.repeat(numbers.astype(jnp.float32), repeats, axis=0))
+
+    minima = None if matrix.minima is None else groups(matrix.minima)
+    return PackedBits(blocks(words), groups(matrix.scales), matrix.bits, minima, matrix.order)
+
+
+def shifts(bits: int) -> np.ndarray:
+    """The place of each input of a word: even inputs are in the low half of a word, and odd ones in the high half."""
+    place = np.arange(32 // bits, dtype=np.uint32)
+    return place % 2 * 16 + place // 2 * bits
+
+
+def unpack_columns(packed: PackedBits, columns: Int[Array, "T"]) -> Float[Array, "T I"]:
+    """Some columns of a matrix with one scale for each and no minima, in float32."""
+    width, bits = packed.words.shape[2], packed.bits
+    block, lane = columns // width, columns % width
+    numbers = packed.words[block, :, lane][..., None] >> shifts(bits) & np.uint32((1 << bits) - 1)
+    values = numbers.astype(jnp.int32) - (1 << (bits - 1))
+    return values.reshape(len(columns), -1).astype(jnp.float32) * packed.scales[block, :, lane]
+
+
+def few_bits_product(
+    x: Float[Array, "T I"], packed: PackedBits, dtype: jnp.dtype, devices: int = 1
+) -> Float[Array, "T O"]:
+    """`x` times a matrix on one device. A row's result does not depend on the other rows, to the bit.
+
+    Args:
+        x: activations.
+        packed: the matrix.
+        dtype: float32 for products in float32. In another type each `INPUTS` inputs of a row become integers of 16 bits
+            with a scale. Their products are summed exactly in groups of them, and then in float32.
+        devices: those that share the processors of this machine.
+    """
+    x = x.astype(jnp.float32) if packed.order is None else x.astype(jnp.float32)[:, packed.order]
+    arrays = [packed.words, packed.scales, *([] if packed.minima is None else [packed.minima])]
+    outputs = packed.words.shape[0] * packed.words.shape[2]
+    call = jax.ffi.ffi_call(FEW_BITS_PRODUCT, jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32))
+    is_float32 = np.int64(dtype == jnp.float32)
+    out: jax.Array = call(x, *arrays, bits=np.int64(packed.bits), devices=np.int64(devices), is_float32=is_float32)
+    return out
+
+
+def _group(inputs: int, size: int) -> int:
+    """Inputs in a packed group, of so many on a device; `size` is that before packing."""
+    return math.gcd(inputs, size) if size <= MOST_INPUTS or size % inputs == 0 else math.gcd(inputs, size, MOST_INPUTS)

@@ -1,0 +1,208 @@
+"""Products with matrices of few bits: their packed form, and the library against the reference."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orca_jax.kernels import native as api
+from orca_jax.kernels.native import FewBits, Library, library
+from orca_jax.kernels.native.few_bits import shifts
+from tests.kernels.native.machine import library_of, needs_library
+
+SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover")
+FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
+FORMS = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "16 bits"])
+ERRORS = {FLOAT32: 5e-7, BFLOAT16: 1e-5}
+"""The largest error of a product, relative to the root of the sum of squares of its terms' bounds; see `error`."""
+
+
+def matrix(
+    inputs: int, outputs: int, group: int, bits: int, *, has_minima: bool = False, is_ordered: bool = False
+) -> FewBits:
+    """A random matrix."""
+    draw = np.random.default_rng(inputs * outputs + group + bits)
+    half, groups = 1 << (bits - 1), (inputs // group, outputs)
+    low, high = (0, 2 * half) if has_minima else (-half, half)
+    return FewBits(
+        jnp.asarray(draw.integers(low, high, (inputs, outputs)), jnp.int16),
+        jnp.asarray(draw.uniform(0.5, 2, groups) * draw.choice([-1, 1], groups) / half, jnp.float32),
+        bits,
+        jnp.asarray(draw.standard_normal(groups), jnp.float32) if has_minima else None,
+        jnp.asarray(draw.permutation(inputs)) if is_ordered else None,
+    )
+
+
+def activations(rows: int, inputs: int) -> jax.Array:
+    """Rows of very different sizes, with some zeros."""
+    draw = np.random.default_rng(rows)
+    x = draw.standard_normal((rows, inputs)) * 10.0 ** draw.uniform(-3, 3, (rows, 1))
+    x[:, :3] = 0
+    return jnp.asarray(x, jnp.float32)
+
+
+def multiply(x: jax.Array, held: FewBits, dtype: jnp.dtype, devices: int = 1) -> np.ndarray:
+    packed = jax.jit(api.pack_bits, static_argnums=1)(held, library_of().width)
+    return np.asarray(jax.jit(api.few_bits_product, static_argnums=(2, 3))(x, packed, dtype, devices))
+
+
+def error(found: np.ndarray, x: jax.Array, held: FewBits) -> float:
+    """The largest difference to the product in float64, relative to the sizes of its row and column."""
+    wide = np.asarray(x, np.float64)[:, slice(None) if held.order is None else np.asarray(held.order)]
+    entries = np.asarray(held.dequantised(), np.float64)
+    sizes = np.linalg.norm(wide, axis=1)[:, None] * np.linalg.norm(entries, axis=0)
+    return float((np.abs(found - wide @ entries) / sizes).max())
+
+
+def test_a_packed_matrix_by_hand() -> None:
+    """Eight inputs of a column are a word of 4 bits; the even ones are in its low half."""
+    column = jnp.arange(-8, 0)[:, None]
+    held = FewBits(jnp.concatenate([column, column + 8], axis=1), jnp.array([[1.0, 2.0]]), 4)
+    packed = api.pack_bits(held, 2)
+    assert [[f"{word:08x}" for word in row] for row in packed.words[0].tolist()] == [["75316420", "fdb9eca8"]]
+    assert packed.scales.tolist() == [[[1, 2]]]
+    assert shifts(8).tolist() == [0, 16, 8, 24]
+
+
+@pytest.mark.parametrize(("bits", "groups", "blocks", "group", "splits"), [(4, 3, 2, 32, 1), (8, 3, 1, 128, 2)])
+def test_a_packed_matrix_has_all_numbers(bits: int, groups: int, blocks: int, group: int, splits: int) -> None:
+    held = matrix(groups * group * splits, 4 * blocks, group, bits)
+    packed = api.pack_bits(held, 4, splits)
+    columns = jnp.arange(4 * blocks)
+    ones = replace(packed, scales=jnp.ones_like(packed.scales[:, :1]))
+    np.testing.assert_array_equal(api.unpack_columns(ones, columns).T, held.values)
+    size = held.values.shape[0] // packed.scales.shape[1]
+    np.testing.assert_array_equal(
+        jnp.repeat(packed.scales, size, axis=1).transpose(1, 0, 2).reshape(-1, 4 * blocks),
+        jnp.repeat(held.scales, held.values.shape[0] // held.scales.shape[0], axis=0),
+    )
+
+
+def test_the_shapes_of_the_library() -> None:
+    """Groups on the edge of a device become smaller ones; a single group has the inputs of all devices."""
+    wide = Library(32, 16, 4, has_bfloat16=False)
+    assert api.can_pack_bits(wide, 2816, 64, 22) and not api.can_pack_bits(wide, 2816, 48, 22)
+    assert api.can_pack_bits(wide, 384, 32, 3, 2) and not api.can_pack_bits(wide, 384, 32, 3, 8)
+    assert api.can_pack_bits(wide, 96, 32, 1) and not api.can_pack_bits(wide, 48, 32, 1)
+    assert api.pack_bits(matrix(384, 4, 128, 4), 4, 2).scales.shape == (1, 6, 4)
+    assert api.pack_bits(matrix(384, 4, 384, 8), 4, 2).scales.shape == (1, 1, 4)
+    assert api.pack_bits(matrix(512, 4, 256, 8), 4).scales.shape == (1, 4, 4)
+
+
+@needs_library
+@FORMS
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 64, 128, None])
+def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
+    """All numbers of rows have one program each, and share the matrix. Blocks are an odd number."""
+    held = matrix(384, 3 * library_of().width, group or 384, bits)
+    for rows in (1, 3, 5, 13, 64, 241):
+        x = activations(rows, 384)
+        assert error(multiply(x, held, dtype), x, held) < ERRORS[dtype]
+
+
+@needs_library
+@FORMS
+@pytest.mark.parametrize("bits", [4, 8])
+def test_minima_and_an_order(bits: int, dtype: jnp.dtype) -> None:
+    held = matrix(192, library_of().width, 64, bits, has_minima=True, is_ordered=True)
+    for rows in (2, 30):
+        x = activations(rows, 192)
+        assert error(multiply(x, held, dtype), x, held) < ERRORS[dtype]
+        assert error(np.asarray(held.product(x)), x, held) < ERRORS[FLOAT32]
+
+
+@needs_library
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 288])
+def test_float32_has_the_bits_of_plain_matrices(group: int, bits: int) -> None:
+    width = library_of().width
+    held, x = matrix(288, 2 * width, group, bits), activations(17, 288)
+    plain = api.packed_product(x, api.pack(held.dequantised(), width))
+    np.testing.assert_array_equal(multiply(x, held, FLOAT32), plain)
+
+
+@needs_library
+@FORMS
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_does_not_depend_on_the_others(bits: int, dtype: jnp.dtype) -> None:
+    """All bits are equal, however the rows are cut into tiles and panels, and whichever threads help."""
+    for group in (64, 320):
+        held, x = matrix(320, 2 * library_of().width, group, bits), activations(130, 320)
+        together = multiply(x, held, dtype)
+        for rows in (1, 2, 7, 24):
+            np.testing.assert_array_equal(multiply(x[5 : 5 + rows], held, dtype), together[5 : 5 + rows])
+        np.testing.assert_array_equal(multiply(x, held, dtype, 1000), together)
+
+
+@needs_library
+def test_threads_share_a_large_product() -> None:
+    held, x = matrix(1024, 24 * library_of().width, 128, 8), activations(17, 1024)
+    alone = multiply(x, held, BFLOAT16, 1000)
+    packed = api.pack_bits(held, library_of().width)
+    shared = jax.jit(api.few_bits_product, static_argnums=2)
+    for _ in range(100):
+        np.testing.assert_array_equal(shared(x, packed, BFLOAT16), alone)
+
+
+@needs_library
+@FORMS
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite(wrong: float, dtype: jnp.dtype) -> None:
+    """They reach all results of their row, or of their column, and no other ones."""
+    held = matrix(64, 2 * library_of().width, 32, 4)
+    x = activations(9, 64).at[4, 40].set(wrong)
+    lost = ~np.isfinite(multiply(x, held, dtype))
+    np.testing.assert_array_equal(lost.all(axis=1), np.arange(9) == 4)
+    assert lost[4].all() and lost.sum() == lost.shape[1]
+    broken = replace(held, scales=held.scales.at[1, 5].set(wrong))
+    lost = ~np.isfinite(multiply(activations(9, 64), broken, dtype))
+    np.testing.assert_array_equal(lost, np.arange(lost.shape[1])[None] == np.full((9, 1), 5))
+
+
+@needs_library
+def test_sizes_at_the_ends_of_float32() -> None:
+    """Very small groups count as zeros. Large ones do not overflow."""
+    held = matrix(32, library_of().width, 32, 8)
+    x = jnp.concatenate([jnp.full((1, 32), 1e-38), jnp.full((1, 32), 1e33), jnp.zeros((1, 32))])
+    found = multiply(x, held, BFLOAT16)
+    assert np.abs(found[0]).max() < 1e-25 and not found[2].any()
+    assert error(found[1:2], x[1:2], held) < ERRORS[BFLOAT16]
+
+
+@needs_library
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    width, x = library_of().width, jnp.ones((1, 64))
+    good = api.pack_bits(matrix(64, width, 32, 4), width)
+    wrong = (
+        replace(good, words=good.words[:, :4]),
+        replace(good, bits=8),
+        replace(good, scales=jnp.ones((1, 3, width))),
+    )
+    for packed in (*wrong, replace(good, minima=good.scales[:, :1])):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="of few bits do not fit"):
+            api.few_bits_product(x, packed, FLOAT32).block_until_ready()
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("-march=haswell", "-O1"), id="AVX2"),
+        pytest.param(("-march=native", *SANITIZED), id="sanitizers", marks=pytest.mark.slow),
+        pytest.param(("-march=haswell", *SANITIZED), id="AVX2, sanitizers", marks=pytest.mark.slow),
+        pytest.param(("-march=skylake-avx512", "-mno-avx512bw", *SANITIZED), id="no VNNI", marks=pytest.mark.slow),
+    ],
+)
+def test_random_products_in_c(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Also with the instructions of other processors, and with arrays that end where those of a product do."""
+    source, program = Path(__file__).with_name("few_bits_cases.c"), tmp_path / "cases"
+    folders = [f"-I{jax.ffi.include_dir()}", f"-I{Path(library.__file__).parent}"]
+    command = ["cc", *library._OPTIONS[:4], *options, *folders, str(source), "-o", str(program), "-lm"]
+    subprocess.run([each for each in command if each != "-march=native" or each in options], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
