@@ -182,7 +182,7 @@ class Service:
         return PromptTooLong(message, param, least, model.context - 1, f" (a lower bound for {characters} characters)")
 
     async def encoding[T](self, work: Callable[[], T], param: str, num_characters: int) -> T:
-        """The result of `work`, which encodes texts, without blocking the event loop. Raises ApiError naming `param`.
+        """The result of `work` on a text, without blocking the event loop. Raises ApiError naming `param`.
 
         A text on which the tokenizer fails or takes too long fails its own call only.
         """

@@ -1,5 +1,7 @@
 """`POST /tokenize`, `POST /detokenize`, and the prompts of calls, as token ids for routers and as text."""
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,7 +36,8 @@ async def detokenize(service: Service, request: Request) -> Response:
     call, ignored = await read_request(request, detokenize_parser, service)
     service.check_model(call.model)
     check_ids(service.model, call.tokens, "tokens")
-    text = service.model.tokenizer.decode(call.tokens, skip_special_tokens=False)
+    decode = partial(service.model.tokenizer.decode, call.tokens, skip_special_tokens=False)
+    text = await service.encoding(decode, "tokens", len(call.tokens))
     return json_response(Detokenized(prompt=text), headers=report_ignored(service, ignored))
 
 

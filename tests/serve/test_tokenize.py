@@ -1,10 +1,13 @@
 """`/tokenize` and `/detokenize`, in vLLM's format, and prompts of calls as ids and as text."""
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.openai.test_bad_input import check_error
+from tests.serve.played import Stage, on_stage, saying
 from tests.serve.running import MODEL, Server
 
 
@@ -81,3 +84,22 @@ def test_the_text_of_a_prompt_is_that_of_its_chat(server: Server) -> None:
     answer = post(server, "/apply-template", messages=messages, reasoning_effort="low")
     assert answer.headers["x-orca-ignored-fields"] == "reasoning_effort"
     assert check_error(post(server, "/apply-template", messages=messages, model="other"), 404)["param"] == "model"
+
+
+def test_many_ids_become_text_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million ids would stop the streams of others."""
+    threads = []
+
+    def decode(self: Any, ids: Sequence[int], **options: Any) -> str:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return str(len(ids))
+
+    async def act(stage: Stage) -> None:
+        monkeypatch.setattr(type(stage.service.model.tokenizer), "decode", decode)
+        async with stage.http() as http:
+            for count in (10, 100_000):
+                answer = await http.post("/detokenize", json={"tokens": [65] * count})
+                assert answer.json() == {"prompt": str(count)}
+
+    on_stage(saying("x"), act)
+    assert threads == [True, False]
