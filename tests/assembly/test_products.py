@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from orca_jax import LLM, SamplingParams
 from orca_jax.assembly import products, trial
 from orca_jax.assembly.products import product_library
 from orca_jax.assembly.support import Facts, check_support
-from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig
+from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.kernels import native
 from orca_jax.kernels.native import Library
@@ -141,3 +142,25 @@ def test_tokens_are_those_of_products_of_xla_under_every_schedule(
             assert llm._built.summary.products == wanted
         tokens.append(each)
     assert tokens[1:] == [tokens[0]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_once")
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_tokens_of_few_bits_are_those_of_xla(kind: Quantization, devices: int, program_cache: str) -> None:
+    """In float32 all tokens are equal; with 16 bits they do not depend on the schedule."""
+    library_of()  # or skip
+    of_kind = partial(run, program_cache, quantization=kind, tensor_parallel_size=devices)
+    other = {"max_num_batched_tokens": 4, "scheduler": "orca"}
+    runs: tuple[tuple[CpuProducts, dict[str, Any]], ...] = (
+        ("native", {"dtype": "float32"}), ("native", {"dtype": "float32", **other}), ("xla", {"dtype": "float32"}),
+        ("native", {"dtype": "bfloat16"}), ("native", {"dtype": "bfloat16", **other}),
+    )  # fmt: skip
+    tokens = []
+    for wanted, settings in runs:
+        llm, each = of_kind(wanted=wanted, **settings)
+        with llm:
+            assert llm._built.summary.products == wanted
+        tokens.append(each)
+    assert tokens[1:3] == [tokens[0]] * 2 and tokens[3] == tokens[4]
