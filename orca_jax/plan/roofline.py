@@ -10,6 +10,7 @@ import numpy as np
 
 from orca_jax.cache_spec import attended_pairs
 from orca_jax.config import ModelConfig
+from orca_jax.exec.states import layer_bytes
 from orca_jax.model.quantise import WEIGHT_BYTES
 from orca_jax.model.sharding import on_shards, padded_vocab
 from orca_jax.plan.accelerators import Accelerator, PeakShares
@@ -77,7 +78,7 @@ def stage_seconds(
     work: IterationWork,
     shares: PeakShares,
 ) -> float:
-    """The time of one stage for an iteration: products of layers, attention, sums over devices, unembedding."""
+    """The time of one stage for an iteration: products of layers, attention, states, sums over devices, unembedding."""
     bandwidth, flops, link = (
         kind.bandwidth * shares.bandwidth,
         kind.flops * shares.flops,
@@ -100,8 +101,11 @@ def stage_seconds(
         slot = layer.shape.token_size * itemsize_of_pages
         of_memory, of_products = slot * work.read(layer.window) / bandwidth, scores * work.pairs(layer.window) / flops
         attention += max(of_memory, of_products) / split.tensor
+    # Each request's state is read and written once. Its products are few beside those of the layer's weights.
+    of_states = 2 * work.requests * sum(layer_bytes(model, demand.dtype)[span.start : span.stop]) / split.tensor
     unembedding = max(table / bandwidth, 2 * work.sampled * table / of_tables / flops) if span.is_last else 0.0
-    return products + attention + unembedding + _sums(model, span.size, split.tensor, work.tokens, link)
+    sums = _sums(model, span.size, split.tensor, work.tokens, link)
+    return products + attention + of_states / bandwidth + unembedding + sums
 
 
 def _used_weights(model: ModelConfig, layers: float, each: float, tokens: float) -> tuple[float, float]:

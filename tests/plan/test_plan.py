@@ -16,7 +16,7 @@ from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import weight_bytes
 from orca_jax.layer_config import ExpertsConfig
-from orca_jax.model.describe import read_model_config
+from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.load import Loading, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.plan.__main__ import main
@@ -159,6 +159,20 @@ def test_an_iteration_reads_the_experts_in_use() -> None:
         for model in (replace(one, experts=ExpertsConfig(8, active)) for active in (2, 3))
     ]
     assert seconds[1] - seconds[0] == pytest.approx(2 * ROWS * expert / 4 / 1e12)
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1), (1, 2)])
+def test_states_are_read_and_written(tensor: int, stages: int) -> None:
+    """Two layers with convolutions of three taps keep two inputs of 64 numbers, and two with attention keep pages."""
+    sizes = {"vocab_size": 512, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    layers = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}
+    model = config_from_hf({"model_type": "lfm3", "intermediate_size": 256, **sizes, **layers})
+    memory = fit(model, Split(tensor, stages), device(10 * GIB), DEMAND)
+    times = expected_times(model, memory, device(10 * GIB, flops=1e30), DEMAND, 100, EXACT)
+    state, slot = 2 * 64 * 4, 2 * 2 * 32 * 4
+    last = memory.stages[-1].weights + ROWS * (512 * slot + 2 * state) * (2 // stages) // tensor
+    sums = 0 if tensor == 1 else 2 * 4 * (2 * 1 / 2 * ROWS * 64 * 4 / 1e9 + ALL_REDUCE_SECONDS)
+    assert times.token_seconds == pytest.approx(stages * last / 1e9 + sums)
 
 
 def test_sums_over_devices_take_time() -> None:
