@@ -32,6 +32,7 @@ class Job:
     params: SamplingParams
     at_step: int = 0
     urgency: Urgency = DEFAULT_URGENCY
+    adapter: str | None = None
 
 
 def greedy_jobs(name: str) -> tuple[list[Job], list[list[int]]]:
@@ -75,7 +76,7 @@ def run_updates(engine: Engine, jobs: Sequence[Job]) -> list[list[RequestUpdate]
     while open_jobs:
         for index, job in enumerate(jobs):
             if job.at_step == step:
-                engine.add(str(index), job.prompt, job.params, urgency=job.urgency)
+                engine.add(str(index), job.prompt, job.params, urgency=job.urgency, adapter=job.adapter)
         for update in engine.step():
             updates[int(update.request_id)].append(update)
             open_jobs -= update.finish_reason is not None

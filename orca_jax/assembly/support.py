@@ -255,9 +255,6 @@ NEEDS: tuple[Need, ...] = (
     Need("speculative_config", (None,), lambda f: not f.known.has_states,
          "speculative_config does not cover {f.known.family}, whose layers keep states: a state cannot go back "
          "before refused proposals; leave it out", "model"),
-    Need("enable_lora", (False,), lambda f: not f.known.has_states,
-         "enable_lora does not cover {f.known.family}, whose layers keep states: adapters are for models with "
-         "attention in all layers; leave it out", "model"),
     Need("quantization", (None,), lambda f: f.known.quantization in (None, f.config.quantization),
          "quantization {f.config.quantization} contradicts config.json of the model, which has "
          "{f.known.quantization} weights; leave quantization out, or convert the original model", "model"),

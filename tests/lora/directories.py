@@ -25,13 +25,21 @@ TARGETS = (
 )
 
 
-def write_adapter(folder: Path, seed: int, targets: Sequence[str] = TARGETS, rank: int = 2, **config: Any) -> Path:
-    """Write an adapter of `LLAMA` with random matrices."""
+def write_adapter(
+    folder: Path,
+    seed: int,
+    targets: Sequence[str] = TARGETS,
+    rank: int = 2,
+    *,
+    base: Path = REFERENCE / LLAMA,
+    **config: Any,
+) -> Path:
+    """Write an adapter of the model `base` with random matrices."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets), **config}
     (folder / "adapter_config.json").write_text(json.dumps(values), encoding="utf-8")
     random, tensors = np.random.default_rng(seed), {}
-    for key, weight in load_file(REFERENCE / LLAMA / "model.safetensors").items():
+    for key, weight in load_file(base / "model.safetensors").items():
         module = key.removesuffix(".weight")
         if module.endswith(tuple(targets)):
             outputs, inputs = weight.shape
@@ -42,9 +50,9 @@ def write_adapter(folder: Path, seed: int, targets: Sequence[str] = TARGETS, ran
     return folder
 
 
-def merge(adapter: Path, folder: Path) -> Path:
-    """Write `LLAMA` with the products of an adapter added to its weights."""
-    shutil.copytree(REFERENCE / LLAMA, folder)
+def merge(adapter: Path, folder: Path, *, base: Path = REFERENCE / LLAMA) -> Path:
+    """Write the model `base` with the products of an adapter added to its weights."""
+    shutil.copytree(base, folder)
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
     weights, tensors = load_file(folder / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
     for key, a in tensors.items():

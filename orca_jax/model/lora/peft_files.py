@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orca_jax.checks import open_regular
-from orca_jax.config import DType, LoraConfig, ModelConfig
+from orca_jax.config import PAGED_MIXERS, DType, LoraConfig, ModelConfig
 from orca_jax.errors import CheckpointError, system_message
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
@@ -19,7 +19,7 @@ from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix
 from orca_jax.model.lora.peft_config import PeftConfig, read_config
 from orca_jax.model.lora.stacks import group_of, groups_of, width_of, zero_values
-from orca_jax.model.parameters import copied_columns
+from orca_jax.model.parameters import copied_columns, layers_of
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -138,7 +138,7 @@ def _check(
     problems: list[str],
 ) -> _Tensors:
     """The tensors of the decoder, with names, types and shapes that fit; or problems."""
-    ignored = FAMILIES[model.family].ignored
+    ignored, with_states = FAMILIES[model.family].ignored, _modules_with_states(model)
     modules: dict[str, dict[str, FileMatrix]] = {}
     left_out: set[str] = set()
     for key in sorted(stored):
@@ -149,6 +149,7 @@ def _check(
             continue
         if side is None or module not in places:
             reason = next((why for part, why in _REMEDIES.items() if part in key), "no linear layer of this model")
+            reason = "adapters of layers with states are not supported" if module in with_states else reason
             problems.append(f"{key}: {reason}")
             continue
         kind, shape, begin = stored[key]
@@ -175,19 +176,32 @@ def _check(
 
 def _places(model: ModelConfig) -> dict[str, list[_AdaptedModule]]:
     """The linear layers of the decoder by the names of modules in checkpoints."""
-    family = FAMILIES[model.family]
-    targets = {target for group in groups_of(model).values() for target in group.targets}
+    paths = {
+        f"blocks.{name.removesuffix('_out')}.{target}.kernel": target
+        for name, group in groups_of(model).items()
+        for target in group.targets
+    }
     places: dict[str, list[_AdaptedModule]] = {}
-    for weight in family.weights(model):
-        part = weight.path.split(".")
-        if part[0] != "blocks" or part[-1] != "kernel" or part[-2] not in targets:
-            continue
-        for layer in range(model.num_layers):
-            for key in (weight.key, *weight.others):
-                for prefix in family.prefixes:
-                    module = prefix + key.format(layer=layer).removesuffix(".weight")
-                    places.setdefault(module, []).append(_AdaptedModule(part[-2], layer, weight))
+    for weight in FAMILIES[model.family].weights(model):
+        if weight.path in paths:
+            for module, layer in _modules(weight, model):
+                places.setdefault(module, []).append(_AdaptedModule(paths[weight.path], layer, weight))
     return places
+
+
+def _modules(weight: Weight, model: ModelConfig) -> Iterator[tuple[str, int]]:
+    """The names in checkpoints of the modules with a weight, and the layer of each."""
+    for layer in layers_of(weight.path, model):
+        for key in (weight.key, *weight.others):
+            for prefix in FAMILIES[model.family].prefixes:
+                yield prefix + key.format(layer=layer).removesuffix(".weight"), layer
+
+
+def _modules_with_states(model: ModelConfig) -> set[str]:
+    """The modules of mixers that keep states."""
+    mixers = tuple(f"blocks.{name}." for name in set(model.mixers) - PAGED_MIXERS)
+    weights = [weight for weight in FAMILIES[model.family].weights(model) if weight.path.startswith(mixers)]
+    return {module for weight in weights for module, _ in _modules(weight, model)}
 
 
 def _arrange(

@@ -84,8 +84,7 @@ class LinearAttention(nnx.Module):
     def project(
         self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
     ) -> LinearInputs:
-        """The inputs of every token. There are no rotary positions, and no adapters on these layers."""
-        assert adapters is None, "adapters are refused for models with states"
+        """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
         act, shape = ACTIVATIONS[self.activation], (x.shape[0], self.num_heads, self.head_dim)
         query, key, value = (act(layer(x)).reshape(shape) for layer in (self.query, self.key, self.value))
         return LinearInputs(query, key, value, jax.nn.sigmoid(self.gate(x)))

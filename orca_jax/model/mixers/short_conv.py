@@ -61,8 +61,7 @@ class ShortConv(nnx.Module):
     def project(
         self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
     ) -> ConvInputs:
-        """The inputs of every token. There are no rotary positions, and no adapters on these layers."""
-        assert adapters is None, "adapters are refused for models with states"
+        """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
         bias = None if self.bias is None else self.bias[...]
         return ConvInputs(self.before(x) * self.value(x), self.kernel[...], bias, self.after(x))
 
