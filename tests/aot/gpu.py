@@ -1,6 +1,7 @@
 """Compile for absent GPUs: JAX's CUDA plugin contains the compiler, and a text file describes the card."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,17 +9,15 @@ from tempfile import TemporaryDirectory
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from orca_jax.cache_spec import one_group
+from orca_jax.cache_spec import form_groups
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
-from orca_jax.exec.cache import caches_shape, caches_spec
 from orca_jax.exec.compile import Options, compiler_options
-from orca_jax.exec.layers import Weights, make_forward
-from orca_jax.exec.pack import Layout
+from orca_jax.exec.layers import Weights
+from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.pack import draws_layout
 from orca_jax.exec.sampling.programs import make_plain_sampler
@@ -27,12 +26,12 @@ from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.layers import Maker, Table
-from orca_jax.model.load import decoder_builder, tensor_mesh
-from orca_jax.model.sharding import param_shardings
+from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 from tests.aot.compilers import use_cuda
 from tests.aot.ptx import TENSOR_ALIGNMENT, tensor_addresses
 from tests.aot.ptxas import take
+from tests.aot.tpu import bytes_of, on_one_device
 from tests.project.source import ROOT
 
 CARDS = {"H200": "h200.txtpb", "A100": "a100.txtpb"}  # each a GpuTargetConfigProto
@@ -41,6 +40,7 @@ KERNELS = re.compile(r"custom_call_target=\"(mosaic_gpu|__gpu\$xla\.gpu\.triton)
 _OUTSIDE = re.compile(r"^\d+: k(?!CommandBuffer)")
 _SHARED = re.compile(r"shared_memory: (\d+) bytes")
 _LAUNCH = re.compile(r"^\s*\d+: k\w+")
+_COPY = re.compile(r" copy(-start)?\(")
 _OURS = re.compile(r"increments|combine|chunks")
 
 
@@ -61,7 +61,7 @@ class Compiled:
     kernels: int  # calls of Pallas kernels
     launches: int  # launches of kernels of any kind, and copies
     outside_graphs: list[str]  # launches outside all CUDA graphs
-    copies: list[str]  # instructions that copy arrays of the given shape
+    copies: list[str]  # instructions that copy arrays of the given shapes
     registers: int  # the most of a Pallas kernel; 0 if all kernels came from a cache
     spilled: int  # bytes of spilled registers, likewise
     misaligned: list[str]  # tensor copies of a Pallas kernel whose address in shared memory may be misaligned
@@ -76,13 +76,13 @@ class Compiled:
 
 
 def compile_and_read(
-    lowered: jax.stages.Lowered, sizes: tuple[int, ...], ptxas: Path, options: Options | None = None
+    lowered: jax.stages.Lowered, shapes: Sequence[tuple[int, ...]], ptxas: Path, options: Options | None = None
 ) -> Compiled:
-    """Compile a program, and look for copies of arrays of shape `sizes`.
+    """Compile a program, and look for copies of arrays of these shapes.
 
     Args:
         lowered: the program.
-        sizes: a shape of which no copy is expected.
+        shapes: those of which no copy is expected.
         ptxas: the folder of the wrapper.
         options: of the compiler; None for those of the engine.
     """
@@ -100,7 +100,7 @@ def compile_and_read(
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
-    shape = f"[{','.join(map(str, sizes))}]"
+    kept = [f"[{','.join(map(str, shape))}]" for shape in shapes]
     ours = [kernel for kernel in assembled if _OURS.search(kernel.name)]
     shared = [int(found[1]) for line in lines if _OURS.search(line) and (found := _SHARED.search(line))]
     return Compiled(
@@ -109,7 +109,7 @@ def compile_and_read(
         kernels=len(KERNELS.findall(text)),
         launches=sum(bool(_LAUNCH.search(line)) for line in lines),
         outside_graphs=outside,
-        copies=[line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)],
+        copies=[line for line in text.splitlines() if _COPY.search(line) and any(shape in line for shape in kept)],
         registers=max((kernel.registers for kernel in ours), default=0),
         spilled=max((kernel.spilled for kernel in ours), default=0),
         misaligned=[
@@ -124,7 +124,7 @@ def compile_attention(ptxas: Path, card: str, name: str, case: Case, *, rows: in
     pages, q, requests = _shapes(case, rows, tokens)
     with jax.set_mesh(mesh_of(card)):
         attend = jax.jit(partial(ragged_attention, implementation=name))
-        return compile_and_read(attend.lower(q, pages, requests, case.scores), pages.kv.shape, ptxas)
+        return compile_and_read(attend.lower(q, pages, requests, case.scores), [pages.kv.shape], ptxas)
 
 
 def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int) -> tuple[Compiled, int]:
@@ -133,7 +133,7 @@ def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int)
     new = jax.ShapeDtypeStruct((tokens, case.num_kv_heads, case.head_dim), jnp.bfloat16)
     with jax.set_mesh(mesh_of(card)):
         lowered = jax.jit(write_kv, donate_argnums=0).lower(pages, new, new, requests)
-        return compile_and_read(lowered, pages.kv.shape, ptxas), _bytes(pages)
+        return compile_and_read(lowered, [pages.kv.shape], ptxas), bytes_of(pages)
 
 
 def _shapes(case: Case, rows: int, tokens: int) -> tuple[PackedPages, jax.ShapeDtypeStruct, RowArrays]:
@@ -145,24 +145,6 @@ def _shapes(case: Case, rows: int, tokens: int) -> tuple[PackedPages, jax.ShapeD
     q = jax.ShapeDtypeStruct((tokens, case.num_heads, case.head_dim), case.dtype)
     shapes = (rows, PAGES_PER_ROW), (rows,), (rows,), (rows,)
     return pages, q, RowArrays(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # type: ignore[arg-type]
-
-
-def _bytes(pages: PackedPages) -> int:
-    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(pages))
-
-
-def unstacked_decoder(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
-    """Abstract parameters with separate arrays for each layer, as in an engine on a GPU."""
-
-    def build() -> Decoder:
-        decoder = decoder_builder(model, "bfloat16", mesh)()
-        decoder.unstack()
-        return decoder
-
-    graph, state = nnx.split(nnx.eval_shape(build))
-    shardings = param_shardings(state, mesh)
-    shapes = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), state, shardings)
-    return graph, shapes
 
 
 def compile_sampler(ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, width: int) -> Compiled:
@@ -180,7 +162,7 @@ def compile_sampler(ptxas: Path, card: str, model: ModelConfig, kind: Kind, *, w
     hidden = jax.ShapeDtypeStruct((width, model.embed_dim), jnp.float32)
     with jax.set_mesh(mesh):
         lowered = jax.jit(sampler, donate_argnums=1).lower(weights, last, hidden, draws)
-        return compile_and_read(lowered, (columns, model.embed_dim), ptxas)
+        return compile_and_read(lowered, [(columns, model.embed_dim)], ptxas)
 
 
 def _table(rows: int, width: int) -> Table:
@@ -196,36 +178,23 @@ def compile_step(
     rows: int,
     max_model_len: int,
     num_pages: int,
+    num_states: int = 0,
     chips: int = 1,
     options: Options | None = None,
 ) -> tuple[Compiled, int]:
-    """Compile the program of all layers as the executor does. Returns it and the bytes of one device's KV cache."""
-    mesh, page_size = mesh_of(card, chips), 64
-    cache = CacheConfig(one_group(model.layer_caches), (num_pages,), page_size, "bfloat16", "packed")
+    """Compile the program of all layers as the executor does.
+
+    Returns also the bytes of pages and states on one device.
+    """
+    mesh = mesh_of(card, chips)
+    groups = form_groups(model.layer_caches, max_model_len)
+    cache = CacheConfig(groups, (num_pages,), 64, "bfloat16", "packed", num_states)
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
-    layout = Layout(tokens, rows, -(-max_model_len // page_size))
-    here = NamedSharding(mesh, PartitionSpec())
-    graph, state = unstacked_decoder(model, mesh)
-    weights, tree = jax.tree.flatten(state)
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), caches_spec(config, model))
-    caches = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        caches_shape(config, model),
-        shardings,
-    )
-
-    def structure(weights: list[jax.Array]) -> object:
-        return nnx.merge(graph, jax.tree.unflatten(tree, weights))
-
-    def array(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=here)
-
-    program = jax.jit(
-        make_forward(structure, model, config, layout, mesh),  # type: ignore[arg-type]
-        donate_argnums=(1, 2),
-        out_shardings=(shardings, here, here),
-    )
+    decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh))
+    decoder.unstack()
+    programs = Programs(decoder, config, mesh)
+    state = programs._state()
     with jax.set_mesh(mesh):
-        lowered = program.lower(weights, caches, array(rows, max_model_len), array(rows), array(layout.size))
-    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), caches.pages)
-    return compile_and_read(lowered, shard.kv.shape, ptxas, options), _bytes(shard)
+        lowered = programs._lower_layers(tokens, state)
+    caches = jax.tree.leaves(on_one_device(state.caches))
+    return compile_and_read(lowered, [x.shape for x in caches], ptxas, options), bytes_of(caches)

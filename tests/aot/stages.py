@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import jax
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -14,7 +12,7 @@ from orca_jax.exec.programs import Programs
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.model.transformer import Decoder
-from tests.aot.tpu import Compiled, devices_of, read
+from tests.aot.tpu import Compiled, bytes_of, devices_of, on_one_device, read
 
 PAGE_SIZE = 128
 
@@ -63,13 +61,6 @@ def compile_stage(
     state = programs._state()
     lowered = programs._lower_layers(tokens, state)
     compiled = compile_one(lowered, compiler_options("tpu", mesh.devices.flat[0].device_kind))
-    (shard,) = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), state.caches.pages
-    )
+    (pages,) = on_one_device(state.caches.pages)
     stacked = [weight for weight in programs.weights if len(weight.shape) == 3]
-    return StageMemory(read(compiled, shard, stacked), _bytes(programs.weights), _bytes(jax.tree.leaves(state.caches)))
-
-
-def _bytes(arrays: list[jax.ShapeDtypeStruct]) -> int:
-    """Bytes on one device."""
-    return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in arrays)
+    return StageMemory(read(compiled, pages, stacked), bytes_of(on_one_device(programs.weights)), bytes_of(pages))

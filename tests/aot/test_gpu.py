@@ -17,6 +17,7 @@ import pytest
 from orca_jax.assembly.resolve import explain
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig
+from orca_jax.exec.cache import workspace_bytes
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.hopper import assembler
@@ -24,6 +25,7 @@ from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.startup import EngineSummary, StartTimes
 from tests.aot.compilers import skip_without
 from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write, mesh_of
+from tests.aot.hybrids import HYBRIDS, NUM_STATES, SMALL
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
 
@@ -76,6 +78,8 @@ STEPS = [
     for chips in (1, 4)
     for tokens in (64, 512)
 ]
+STATEFUL = [("H200", 1, name, 64) for name in SMALL]
+STATEFUL += [("H200", 1, "LFM3", 64)]
 WRITES = [("H200", LLAMA), ("A100", LLAMA), ("H200", HOPPER[2]), ("H200", REFUSED[-2]), ("A100", REFUSED[-1])]
 QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # in continuous integration: some seconds each
 
@@ -192,3 +196,14 @@ def test_whole_step(card: str, chips: int, preset: str, tokens: int, ptxas: Path
     assert found.kernels == (2 if card == "H200" else 3) * model.num_layers
     assert found.spilled <= 8
     rows.append([f"step, {preset}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells])
+
+
+@pytest.mark.parametrize(("card", "chips", "name", "tokens"), slow_but(STATEFUL[: len(SMALL)], STATEFUL))
+def test_step_with_states(card: str, chips: int, name: str, tokens: int, ptxas: Path, rows: list[list[str]]) -> None:
+    model = HYBRIDS[name]
+    shape = {"tokens": tokens, "rows": 64, "max_model_len": 1024, "num_pages": 256, "num_states": NUM_STATES[name]}
+    found, cache_bytes = compile_step(ptxas, card, model, chips=chips, **shape)
+    assert found.alias == cache_bytes + 4 * 64 * 1024, "pages or states are not updated in place"
+    assert not found.copies
+    assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, "the engine reserves less"
+    rows.append([f"step, {name}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells])

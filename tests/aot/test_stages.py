@@ -40,7 +40,7 @@ def test_stage(split: Split, index: int, rows: list[list[str]]) -> None:
     # 192 tokens: with 256, activations have as many numbers as some weights.
     found = compile_stage(split, index, model, tokens=192, rows=64, max_model_len=2048, num_pages=512)
     assert found.program.alias >= found.kv, "the cache is not updated in place"
-    assert not found.program.copies_of_pages
+    assert not found.program.copies
     assert not found.program.copies_of_weights
     assert found.program.temp < found.weights / 50, "less than the weights of a layer"
     sizes = [f"{size / GIB:.2f}" for size in (found.weights, found.kv, found.program.temp)]

@@ -8,18 +8,16 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
+from orca_jax.assembly.resolve import can_view
+from orca_jax.cache_spec import form_groups
+from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType
 from orca_jax.exec.buckets import sampler_width
-from orca_jax.exec.cache import caches_shape, caches_spec
 from orca_jax.exec.compile import compile_one, compiler_options
-from orca_jax.exec.layers import make_forward
-from orca_jax.exec.pack import Layout
+from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.pack import draws_layout, extras_layout
 from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler
@@ -61,6 +59,8 @@ def devices_of(topology: str) -> list[jax.Device]:
 # Instructions that write an array again: a copy, a transposition, or either by the sparse cores.
 _RELAID = re.compile(r"= bf16\[([\d,]+)\]\S* (?:copy|transpose|call-start|custom-call-done)\(")
 
+_COPY = re.compile(r" copy(-start)?\(")
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -69,19 +69,24 @@ class Compiled:
     alias: int  # of results in the memory of arguments
     temp: int
     vmem: int  # of the kernel with the most
-    copies_of_pages: list[str]  # instructions
+    copies: list[str]  # instructions that copy all pages or all states of a kind
     copies_of_weights: list[str]  # of all layers or of one
     text: str = field(repr=False)  # the optimised program
 
 
-def read(program: jax.stages.Compiled, pages: KVPages, weights: Iterable[jax.ShapeDtypeStruct] = ()) -> Compiled:
-    """Read the memory of a program. `pages` has the shape of its pages on one device; `weights` are its weights."""
+def read(
+    program: jax.stages.Compiled,
+    pages: KVPages,
+    weights: Iterable[jax.ShapeDtypeStruct] = (),
+    states: Iterable[jax.ShapeDtypeStruct] = (),
+) -> Compiled:
+    """Read the memory of a program. `pages` and `states` have shapes of one device; `weights` are its weights."""
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
     assert isinstance(pages, PackedPages)
-    shape = f"[{','.join(map(str, pages.kv.shape))}]"
-    copies = [line for line in text.splitlines() if shape in line and re.search(r" copy(-start)?\(", line)]
+    kept = [f"[{','.join(map(str, each.shape))}]" for each in (pages.kv, *states)]
+    copies = [line for line in text.splitlines() if _COPY.search(line) and any(shape in line for shape in kept)]
     shapes = [weight.sharding.shard_shape(weight.shape) for weight in weights]
     sizes = {math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape) - 1)}
     relaid = [line for line in text.splitlines() if (found := _RELAID.search(line)) and _elements(found[1]) in sizes]
@@ -154,42 +159,38 @@ def compile_step(
     rows: int,
     max_model_len: int,
     num_pages: int,
-    cache_dtype: str = "bfloat16",
+    num_states: int = 0,
+    cache_dtype: PageDType = "bfloat16",
 ) -> tuple[Compiled, int]:
-    """Compile the program of all layers, as the executor does. Returns also the bytes of the KV cache on one device."""
+    """Compile the program of all layers, as the executor does.
+
+    Returns also the bytes of pages and states on one device.
+    """
     mesh = mesh_of(generation, chips)
-    page_size = 128
-    cache = CacheConfig(one_group(model.layer_caches), (num_pages,), page_size, cache_dtype, "packed")
+    groups = form_groups(model.layer_caches, max_model_len, views=can_view("tpu", cache_dtype))
+    cache = CacheConfig(groups, (num_pages,), 128, cache_dtype, "packed", num_states)
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
-    layout = Layout(tokens, rows, -(-max_model_len // page_size))
-    here = NamedSharding(mesh, PartitionSpec())
-    graph, state = abstract_decoder(model, "bfloat16", mesh)
-    weights, tree = jax.tree.flatten(state)
-
-    def structure(weights: list[jax.Array]) -> object:
-        return nnx.merge(graph, jax.tree.unflatten(tree, weights))
-
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), caches_spec(config, model))
-    caches = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        caches_shape(config, model),
-        shardings,
+    decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh))
+    programs = Programs(decoder, config, mesh)
+    state = programs._state()
+    compiled = compile_one(
+        programs._lower_layers(tokens, state), compiler_options("tpu", mesh.devices.flat[0].device_kind)
     )
-
-    def array(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=here)
-
-    forward = jax.jit(
-        make_forward(structure, model, config, layout, mesh),
-        donate_argnums=(1, 2),
-        out_shardings=(shardings, here, here),
-    )
-    lowered = forward.lower(weights, caches, array(rows, max_model_len), array(rows), array(layout.size))
-    kv_bytes = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(caches)) // chips
-    (shard,) = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), caches.pages)
-    program = compile_one(lowered, compiler_options("tpu", mesh.devices.flat[0].device_kind))
     # Only stacked matrices: vectors and the table of positions have the sizes of activations.
-    return read(program, shard, [weight for weight in weights if len(weight.shape) == 3]), kv_bytes
+    matrices = [weight for weight in programs.weights if len(weight.shape) == 3]
+    (pages,), states = on_one_device(state.caches)
+    return read(compiled, pages, matrices, jax.tree.leaves(states)), bytes_of((pages, states))
+
+
+def on_one_device[T](shapes: T) -> T:
+    """The shapes of a tree of sharded arrays on each device."""
+    found: T = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), shapes)
+    return found
+
+
+def bytes_of(shapes: object) -> int:
+    """Bytes of a tree of arrays."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model_len: int, is_full: bool) -> Compiled:
