@@ -48,7 +48,8 @@ def token_rows(rows: StateRows, num_tokens: int) -> TokenRows:
 
 def states_before(states: Num[Array, "N *S"], rows: StateRows) -> Num[Array, "R *S"]:
     """The state of each request before its first token. Values of a pool at `source` of fresh rows may be NaN."""
-    found = states.at[rows.source].get(mode="clip")
+    # A GPU would read the pool again while or after the new states are written, and copy it for that.
+    found = jax.lax.optimization_barrier(states.at[rows.source].get(mode="clip"))
     return jnp.where(_like(rows.is_fresh, found), 0, found)
 
 
