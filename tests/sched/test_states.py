@@ -17,7 +17,7 @@ from orca_jax.sched.prefix import PrefixCache
 from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.sched.states import States
 from orca_jax.step import Member, StateMove
-from tests.sched.lab import Lab, Shape
+from tests.sched.lab import Lab, Shape, groups_of
 from tests.sched.test_groups import GROUPS, KINDS, play
 from tests.sched.test_prefix import GREEDY, SIZES, computed, serve
 
@@ -152,6 +152,19 @@ def test_snapshots_while_generating(monkeypatch: pytest.MonkeyPatch) -> None:
     text = serve(lab, "A", [5, 6, 7], SamplingParams(max_tokens=80, temperature=0))
     serve(lab, "B", [*text[:50], (text[50] + 1) % 61, *range(9)])
     assert computed(lab, "B") == 60 - 48
+
+
+@pytest.mark.parametrize(("window", "interval", "expected"), [(2, 2, 1), (2, 3, 29), (3, 3, 1), (6, 6, 1), (5, 6, 29)])
+def test_a_window_shorter_than_the_check_in_interval_loses_pages(window: int, interval: int, expected: int) -> None:
+    """A block leaves its window before the host knows the ids of its page, so it gets no name and no hit."""
+    shape = Shape(budget=8, depth=interval + 1, check_in_interval=interval)
+    groups, again = groups_of(None, window, window), []
+    for number in (8, 30):
+        lab = Lab(page_size=8, groups=groups, shape=shape, max_bs=8, max_model_len=512, spare_states=40)
+        for name in "AB":
+            serve(lab, name, list(range(29)), SamplingParams(max_tokens=number, temperature=0))
+        again.append(computed(lab, "B"))
+    assert max(again) == expected
 
 
 def test_without_room_for_snapshots_all_is_in_place() -> None:
