@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from orca_jax.assembly.settings import TOY
+from orca_jax.assembly.choices import TOY
 from orca_jax.errors import ConfigError, EngineError
 from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table

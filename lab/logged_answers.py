@@ -12,6 +12,7 @@ from statistics import fmean, pstdev
 
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.scheduler import build_scheduling
+from orca_jax.assembly.support import check_settings
 from orca_jax.bench.feed import advance, feed, sleep_until
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
@@ -132,9 +133,9 @@ class PassRunner:
         clock: Callable[[], float],
         observer: Observer | None = None,
     ) -> Engine:
-        config, resolved = replace(self._config, scheduling_policy=policy), self._resolved
+        choices, resolved = check_settings(replace(self._config, scheduling_policy=policy)), self._resolved
         scheduler, pool = build_scheduling(
-            config, model, self._built.max_model_len, resolved.cache, resolved.buckets[-1], predictor
+            choices, model, self._built.max_model_len, resolved.cache, resolved.buckets[-1], predictor
         )
         return Engine(executor, scheduler, pool, clock=clock, observer=observer)
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from lab.prefix_hits import Admissions, count_missed, possible_hits
 from orca_jax.assembly.built import Built
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.engine import build_engine
-from orca_jax.assembly.settings import reuses_prefixes
 from orca_jax.bench.measure import PassResult, mean_figures, reschedule, run_workload, summarize, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest, add_workload_args, workload_from_args, workload_settings
 from orca_jax.errors import ConfigError
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     config = engine_config_from_args(args)
     if args.repeat < 1:
         raise ConfigError(f"repeat must be at least 1, got {args.repeat}", param="repeat")
-    if not reuses_prefixes(config):
+    if not choices_of(config).requests.reuses_prefixes:
         raise ConfigError(
             "scheduler must be chunked, with prefix caching enabled; the benchmark disables it for every other pass",
             param="scheduler",

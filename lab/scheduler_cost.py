@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.paper.gpt import MODELS, Efficiency
 from lab.paper.runs import paper_lengths, poisson
-from orca_jax.assembly.settings import ORDERINGS
+from orca_jax.assembly.choices import ORDERINGS
 from orca_jax.bench.feed import advance, feed
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from orca_jax.assembly.choices import ORDERINGS
 from orca_jax.assembly.engine import build_engine
-from orca_jax.assembly.settings import ORDERINGS
 from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency

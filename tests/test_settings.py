@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from lab.__main__ import main as lab
-from orca_jax.assembly.budget import launch_sizes, token_budget
 from orca_jax.assembly.built import Built
+from orca_jax.assembly.choices import ORDERINGS, SCHEDULERS, Budget, choices_of
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.resolve import cache_directory
 from orca_jax.assembly.scheduler import build_scheduling
-from orca_jax.assembly.settings import ORDERINGS, SCHEDULERS
 from orca_jax.assembly.support import NEEDS, adapted, check_settings
 from orca_jax.batch.args import parse_args as batch_args
 from orca_jax.batch.config import BatchConfig
@@ -171,17 +170,16 @@ def test_defaults_of_the_scheduler() -> None:
 def test_the_default_budget_never_caps_the_batch() -> None:
     for platform in ("cpu", "gpu", "tpu"):
         for rows in (1, 64, 5000):
-            config = EngineConfig(max_num_seqs=rows, itl_target_ms=0.001)
-            assert token_budget(config, platform, dict.fromkeys(launch_sizes(config, platform), 9.0)) >= rows
-    budget = built_with(max_num_seqs=5000).timeline_header.budget
-    assert budget >= 5000
+            budget = Budget(None, rows, itl_target_ms=0.001)
+            assert budget.tokens(platform, dict.fromkeys(budget.sizes(platform), 9.0)) >= rows
+    assert built_with(max_num_seqs=5000).timeline_header.budget >= 5000
 
 
 def test_a_budget_from_elsewhere_is_checked_too() -> None:
     """A replay has the budget of the recorded engine, not that of its settings."""
     cache = CacheConfig(one_group(TOY_MODEL.layer_caches), (1000,), 16, "float32")
     with pytest.raises(ConfigError, match="less than max_num_seqs 65"):
-        build_scheduling(EngineConfig(max_num_seqs=65), TOY_MODEL, 128, cache, 64)
+        build_scheduling(choices_of(EngineConfig(max_num_seqs=65)), TOY_MODEL, 128, cache, 64)
 
 
 def test_choices_and_registries_agree() -> None:

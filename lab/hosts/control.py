@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
+from orca_jax.assembly.choices import TOY
 from orca_jax.assembly.cluster import LeaderBuild
 from orca_jax.assembly.engine import build_engine
-from orca_jax.assembly.settings import TOY
 from orca_jax.bench.measure import run_workload
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.cluster.launch import free_ports

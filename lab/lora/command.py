@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orca_jax.assembly.built import Built
+from orca_jax.assembly.choices import is_toy
 from orca_jax.assembly.engine import build_engine
-from orca_jax.assembly.settings import is_toy
 from orca_jax.config import EngineConfig, LoraConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError

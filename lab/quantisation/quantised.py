@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from orca_jax.assembly.choices import PAGE_SIZE, is_toy
 from orca_jax.assembly.engine import build_engine
-from orca_jax.assembly.resolve import PAGE_SIZE
-from orca_jax.assembly.settings import is_toy
 from orca_jax.bench.measure import run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.bundled import is_preset, model_directory

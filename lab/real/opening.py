@@ -16,8 +16,8 @@ import msgspec
 from lab.paper.gpt import LONGEST
 from lab.paper.systems import System
 from lab.real.laboratory import Laboratory, settings_of
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.engine import build_engine
-from orca_jax.assembly.scheduler import num_rows
 from orca_jax.assembly.support import adapted
 from orca_jax.bench.measure import reschedule
 from orca_jax.config import EngineConfig
@@ -36,7 +36,7 @@ def open_laboratory(config: EngineConfig, systems: Sequence[System]) -> Iterator
         ConfigError: a setting is wrong.
     """
     each = [settings_of(system, config) for system in systems]
-    rows = max(num_rows(one) for one in each)
+    rows = max(choices_of(one).requests.num_rows for one in each)
     shared = adapted(replace(config, scheduler="orca", max_num_seqs=rows, n_workers=None))
     with build_engine(shared) as built:
         laboratory = Laboratory(

@@ -10,6 +10,7 @@ from lab.paper.systems import System
 from lab.real.laboratory import Laboratory, prompts_of, settings_of
 from lab.simulated.cost import FeatureCost
 from orca_jax.assembly.scheduler import build_scheduling
+from orca_jax.assembly.support import check_settings
 from orca_jax.bench.feed import advance
 from orca_jax.config import ModelConfig
 from orca_jax.engine import Engine
@@ -53,7 +54,7 @@ def predicted_run(
     real = laboratory.engine.scheduler
     budget = real.token_budget if isinstance(real, ChunkedScheduler) else head.budget
     model = replace(TOY_MODEL, vocab_size=laboratory.vocab_size, eos_token_ids=(END_ID,))
-    scheduler, pool = build_scheduling(settings, model, laboratory.max_model_len, head.cache, budget)
+    scheduler, pool = build_scheduling(check_settings(settings), model, laboratory.max_model_len, head.cache, budget)
     clock = VirtualClock()
     lengths = {str(index): request.num_generated for index, request in enumerate(requests)}
     executor = SimExecutor(replace(cost, buckets=head.buckets), clock, lengths, groups=head.cache.groups)

@@ -2,12 +2,12 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orca_jax.config import EngineConfig, ExecutorConfig, ModelConfig
+from orca_jax.config import DType, LoraConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import CheckpointError, ConfigError, OrcaError, RequestError
 from orca_jax.exec.host import trim_heap
@@ -37,19 +37,14 @@ AdapterReader = Callable[[str, str], ReadAdapter]
 """`(name, path) -> adapter`, for any thread. Raises RequestError; `param` is "lora_path"."""
 
 
-def adapter_reader(model: ModelConfig, config: ExecutorConfig) -> AdapterReader | None:
+def adapter_reader(model: ModelConfig, lora: LoraConfig | None, dtype: DType) -> AdapterReader | None:
     """The reader of adapters for a model as its devices hold it; None if the engine has none."""
-    return None if config.lora is None else partial(_read, model, config)
+    return None if lora is None else partial(_read, model, lora, dtype)
 
 
-def toy_adapter_reader(config: EngineConfig) -> AdapterReader | None:
-    """The reader for the toy: the number of an adapter follows from its configuration file."""
-    return _read_toy if config.enable_lora else None
-
-
-def load_first(engine: Engine, config: EngineConfig, reader: AdapterReader | None) -> AdapterReader | None:
-    """Load the adapters of the settings, and return the reader. Raises ConfigError; `param` is "lora_modules"."""
-    for name, path in config.lora_paths.items():
+def load_first(engine: Engine, paths: Mapping[str, str], reader: AdapterReader | None) -> AdapterReader | None:
+    """Load adapters by name, and return the reader. Raises ConfigError; `param` is "lora_modules"."""
+    for name, path in paths.items():
         assert reader is not None, "the settings of adapters were checked"
         try:
             reader(name, path).add_to(engine)
@@ -58,12 +53,11 @@ def load_first(engine: Engine, config: EngineConfig, reader: AdapterReader | Non
     return reader
 
 
-def _read(model: ModelConfig, config: ExecutorConfig, name: str, path: str) -> ReadAdapter:
+def _read(model: ModelConfig, lora: LoraConfig, dtype: DType, name: str, path: str) -> ReadAdapter:
     from orca_jax.model.lora.peft_files import read_adapter
 
-    assert config.lora is not None, "there are adapters"
     try:
-        found = read_adapter(Path(path), model, config.lora, config.dtype)
+        found = read_adapter(Path(path), model, lora, dtype)
     except CheckpointError as error:
         raise RequestError(error.message, param="lora_path") from None
     trim_heap()
@@ -72,7 +66,8 @@ def _read(model: ModelConfig, config: ExecutorConfig, name: str, path: str) -> R
     return ReadAdapter(Adapter(name, found.digest), found.values, note)
 
 
-def _read_toy(name: str, path: str) -> ReadAdapter:
+def read_toy_adapter(name: str, path: str) -> ReadAdapter:
+    """The reader for the toy: the number of an adapter follows from its configuration file."""
     try:
         digest = hashlib.sha256(config_bytes(Path(path))).hexdigest()
     except OSError as error:

@@ -1,16 +1,18 @@
 """An engine with what its front ends need: its parts put together, and a summary of them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from orca_jax.assembly.adapters import AdapterReader
+from orca_jax.assembly.choices import TOY
 from orca_jax.assembly.self_test import SelfTest
-from orca_jax.assembly.settings import TOY
-from orca_jax.assembly.support import Facts, check_support, refusal
+from orca_jax.assembly.support import Facts, check_support
+from orca_jax.cache_spec import LayerGroup
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.sched.drafts.model import ModelProposer
@@ -33,22 +35,13 @@ PrepareUpdate = Callable[[Any], PutInPlace]
 """Checks a tree of parameters, or a checkpoint at a path. It raises ConfigError, with the weights unchanged."""
 
 
-def refused_updates(facts: Facts) -> PrepareUpdate | None:
-    """Return a function that refuses each update of an engine with these facts; None if its weights can be replaced."""
-    if refusal(facts, "update") is None:
-        return None
-
-    def refuse(source: Any) -> PutInPlace:
-        check_support(facts, "update")
-        raise AssertionError("the update is refused")
-
-    return refuse
-
-
-def refuse_toy(source: Any) -> PutInPlace:
-    """Refuse an update of the toy. Raises ConfigError."""
-    check_support(Facts(EngineConfig(TOY)), "update")
+def refuse_update(facts: Facts, source: Any) -> PutInPlace:
+    """Refuse an update of an engine whose weights cannot be replaced. Raises ConfigError."""
+    check_support(facts, "update")
     raise AssertionError("the update is refused")
+
+
+refuse_toy: PrepareUpdate = partial(refuse_update, Facts(EngineConfig(TOY)))
 
 
 @dataclass(frozen=True)
@@ -114,22 +107,16 @@ def join_parts(
 
 
 def summary_of(
-    header: TimelineHeader,
-    kv: KVManager,
-    start: StartReport,
-    resolved: ExecutorConfig | None = None,
-    attention: str = "",
-    placed: "PlacedModel | None" = None,
+    header: TimelineHeader, kv: KVManager, start: StartReport, placed: "PlacedModel | None" = None, attention: str = ""
 ) -> EngineSummary:
     """Summarize an engine.
 
     Args:
-        header: settings of the engine, and its largest launch.
+        header: settings of the engine, its KV cache and its largest launch.
         kv: the KV cache.
         start: times and programs of the start.
-        resolved: shapes and types of the executor; None without a device.
-        attention: the name of the implementation.
         placed: the model on its devices; None without a device.
+        attention: the name of the implementation.
     """
     longest = header.max_model_len
     summary = EngineSummary(
@@ -142,39 +129,44 @@ def summary_of(
         page_size=kv.page_size,
         num_pages=kv.num_blocks[0],
     )
-    if resolved is None or placed is None:
+    if placed is None:
         return summary
     from orca_jax.exec.states import layer_bytes
 
-    size = sum(layer_bytes(placed.config, resolved.dtype))
+    cache, dtype = header.cache, placed.weights.dtype
+    size = sum(layer_bytes(placed.config, dtype))
+    most = header.budget if kv.n_slots is None else longest
     return replace(
         summary,
         device=placed.devices[0].device_kind,
-        num_devices=resolved.tensor_parallel_size * resolved.pipeline_parallel_size,
-        dtype=resolved.dtype,
-        kv_cache_dtype=resolved.cache.dtype,
+        num_devices=len(placed.devices),
+        dtype=dtype,
+        kv_cache_dtype=cache.dtype,
         attention=attention,
         quantization=placed.config.quantization,
         products=placed.products,
-        kv_groups=_by_window(resolved.cache, longest, header.budget if kv.n_slots is None else longest),
+        kv_groups=_by_window(cache.groups, kv.page_size, longest, most),
         kv_pools=kv.num_blocks if len(kv.num_blocks) > 1 else (),
-        kv_states=StateBlocks(resolved.cache.num_states, resolved.num_rows, size) if size else None,
+        kv_states=StateBlocks(cache.num_states, kv.num_rows, size) if size else None,
     )
 
 
-def _by_window(cache: CacheConfig, max_model_len: int, longest: int) -> tuple[WindowBlocks, ...]:
+def _by_window(
+    groups: Sequence[LayerGroup], page_size: int, max_model_len: int, longest: int
+) -> tuple[WindowBlocks, ...]:
     """The groups of layers by their window; empty if no group has one.
 
     Args:
-        cache: the KV cache.
+        groups: of the KV cache.
+        page_size: tokens of a page.
         max_model_len: tokens of a full request.
         longest: most tokens of a request in one iteration.
     """
-    if all(group.window is None for group in cache.groups):
+    if all(group.window is None for group in groups):
         return ()
     found = []
-    for window in dict.fromkeys(group.window for group in cache.groups):
-        same = [group for group in cache.groups if group.window == window]
-        blocks = same[0].most_blocks(max_model_len, longest, cache.page_size)
+    for window in dict.fromkeys(group.window for group in groups):
+        same = [group for group in groups if group.window == window]
+        blocks = same[0].most_blocks(max_model_len, longest, page_size)
         found.append(WindowBlocks(sum(len(group.layers) for group in same), window, len(same), blocks))
     return tuple(found)

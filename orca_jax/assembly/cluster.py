@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orca_jax.assembly.choices import DeviceChoices, choices_of, is_toy
+from orca_jax.assembly.devices import Host, claim_shared_devices, devices_each, mesh_devices
 from orca_jax.assembly.resolve import cache_directory
-from orca_jax.assembly.settings import is_toy
 from orca_jax.assembly.support import Facts, check_support
 from orca_jax.assembly.toy import toy_executor
 from orca_jax.bundled import directory_of, with_commit
@@ -40,7 +41,7 @@ from orca_jax.cluster.messages import (
 )
 from orca_jax.cluster.version import own_code, own_version
 from orca_jax.cluster.worker_link import WorkerLink
-from orca_jax.config import GPU_MEMORY_UTILIZATION, ClusterConfig, EngineConfig, ModelConfig
+from orca_jax.config import ClusterConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.host import num_processors
 from orca_jax.startup import StartTimes
@@ -52,14 +53,14 @@ if TYPE_CHECKING:
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def hello_of(config: ClusterConfig, model: str) -> Hello:
+def hello_of(rank: int, nnodes: int, model: str) -> Hello:
     """The first message of this process."""
     return Hello(
         protocol=PROTOCOL,
         version=own_version(),
         code=own_code(),
-        rank=config.node_rank,
-        nnodes=config.nnodes,
+        rank=rank,
+        nnodes=nnodes,
         host=socket.gethostname(),
         machine=_machine(),
         pid=os.getpid(),
@@ -68,8 +69,8 @@ def hello_of(config: ClusterConfig, model: str) -> Hello:
     )
 
 
-class LeaderBuild:
-    """The leader's steps of a build (`Host`), in the order of its methods.
+class LeaderBuild(Host):
+    """The leader's steps of a build.
 
     Args:
         config: the configuration of the cluster.
@@ -82,11 +83,10 @@ class LeaderBuild:
 
     def __init__(self, config: ClusterConfig, model: str, lost: Lost) -> None:
         check_support(Facts(EngineConfig(model), config.nnodes), "hosts")
-        self._own = hello_of(config, model)
+        self._own = hello_of(config.node_rank, config.nnodes, model)
         self._leader = Leader(config, lost, has_devices=self._own.has_devices)
         self._hellos: list[Hello] = []
         self.num_hosts = config.nnodes
-        self.free: int | None = None  # bytes of each device; None if nothing needs them
 
     def gather(self) -> None:
         """Wait for all workers."""
@@ -94,28 +94,28 @@ class LeaderBuild:
         if not self._own.has_devices:
             self._leader.welcome(self._hellos, None)
 
-    def devices(self, config: EngineConfig, model: ModelConfig) -> "list[jax.Device]":
+    def devices(self, facts: Facts) -> "list[jax.Device]":
         """Join the data plane; return the devices of all stages, those of each process together.
 
         Raises:
             ConfigError: the settings of parallelism do not fit the processes.
         """
-        from orca_jax.assembly.devices import claim_shared_devices, devices_each
         from orca_jax.cluster.data_plane import join_data_plane
         from orca_jax.exec.memory import limit_threads
 
-        nnodes = len(self._hellos) + 1
         all_hellos = [self._own, *self._hellos]
         sharing = Counter(hello.machine for hello in all_hellos)
         cores = min(max(1, hello.cores // sharing[hello.machine]) for hello in all_hellos)
-        plane = DataPlane(self._leader.coordinator, devices_each(config, model, cores, nnodes))
+        plane = DataPlane(self._leader.coordinator, devices_each(facts, cores))
         self._leader.welcome(self._hellos, plane)
         limit_threads(plane.num_cpu_devices)
         join_data_plane(plane, self._leader.config)
-        devices = claim_shared_devices(config, model, nnodes)
+        devices = claim_shared_devices(facts)
         reports = self._leader.expect(HostDevices)
         _check_alike(reports, devices)
-        self.free = _least_free(reports, [sharing[hello.machine] for hello in all_hellos], devices, config)
+        self.free = _least_free(
+            reports, [sharing[hello.machine] for hello in all_hellos], devices, facts.chosen.devices
+        )
         return devices
 
     def share(self, job: ToyJob | ModelJob) -> None:
@@ -151,7 +151,6 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
         link.send(ExecutorBuilt())
         link.expect(Go)
         return toy_executor(job)
-    from orca_jax.assembly.devices import mesh_devices
     from orca_jax.assembly.executor import place_model, start_executor
     from orca_jax.cluster.data_plane import join_data_plane
     from orca_jax.exec.memory import limit_threads
@@ -162,7 +161,7 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
 
     limit_threads(welcome.data_plane.num_cpu_devices)
     join_data_plane(welcome.data_plane, link.config)
-    link.send(_own_devices(config))
+    link.send(_own_devices(choices_of(config).devices))
     job = link.expect(Build).job
     assert isinstance(job, ModelJob), "a job with a data plane is a model"
     resolved = replace(job.config, compile_cache=cache_directory(config.compile_cache))
@@ -178,16 +177,15 @@ def build_worker(link: WorkerLink, welcome: Welcome, config: EngineConfig, times
     return start_executor(placed, resolved, times, before_run=meet, has_bars=config.progress)
 
 
-def _own_devices(config: EngineConfig) -> HostDevices:
+def _own_devices(wanted: DeviceChoices) -> HostDevices:
     import jax
 
     from orca_jax.exec.cache import free_bytes
     from orca_jax.exec.memory import claim_memory
 
-    utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
-    claim_memory(utilization)
+    claim_memory(wanted.utilization)
     devices = jax.local_devices()
-    free = 0 if config.num_pages is not None else free_bytes(devices, utilization)
+    free = free_bytes(devices, wanted.utilization) if wanted.needs_memory else 0
     return HostDevices(devices[0].device_kind, free)
 
 
@@ -199,13 +197,13 @@ def _check_alike(reports: list[HostDevices], devices: "list[jax.Device]") -> Non
 
 
 def _least_free(
-    reports: list[HostDevices], sharing: list[int], devices: "list[jax.Device]", config: EngineConfig
+    reports: list[HostDevices], sharing: list[int], devices: "list[jax.Device]", wanted: DeviceChoices
 ) -> int | None:
     """Bytes free on each device: the least of all processes. Those of one machine share the memory of a CPU."""
-    if config.num_pages is not None:
+    if not wanted.needs_memory:
         return None
     on_cpu = devices[0].platform == "cpu"
-    found = zip([_own_devices(config), *reports], sharing, strict=True)
+    found = zip([_own_devices(wanted), *reports], sharing, strict=True)
     return min(each.free_bytes // (number if on_cpu else 1) for each, number in found)
 
 

@@ -3,20 +3,19 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from orca_jax.assembly.adapters import adapter_reader, load_first
-from orca_jax.assembly.budget import token_budget
-from orca_jax.assembly.built import Built, join_parts, refused_updates, summary_of, timeline_header
+from orca_jax.assembly.built import Built, join_parts, refuse_update, summary_of, timeline_header
+from orca_jax.assembly.choices import Choices
 from orca_jax.assembly.described import Described, describe
 from orca_jax.assembly.devices import ONE_HOST, Host
 from orca_jax.assembly.products import product_library
 from orca_jax.assembly.resolve import cache_directory, dtype_of, explain, resolve
-from orca_jax.assembly.scheduler import build_scheduler, build_scheduling
-from orca_jax.assembly.self_test import try_kernels
-from orca_jax.assembly.settings import is_toy, num_workers
-from orca_jax.assembly.speculation import speculating
-from orca_jax.assembly.support import Facts, check_settings, check_support
+from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, speculating
+from orca_jax.assembly.self_test import Outcome, try_kernels
+from orca_jax.assembly.support import Facts, check_settings, check_support, refusal
 from orca_jax.assembly.toy import build_toy
 from orca_jax.cluster.messages import ModelJob
 from orca_jax.config import AttentionName, EngineConfig
@@ -24,6 +23,10 @@ from orca_jax.exec.host import trim_heap
 from orca_jax.progress import line_without_bars
 from orca_jax.startup import StartTimes
 from orca_jax.timeline.writer import check_trace_file
+
+if TYPE_CHECKING:
+    from orca_jax.assembly.executor import PlacedModel
+    from orca_jax.sched.drafts.model import ModelProposer
 
 logger = logging.getLogger(__name__)
 
@@ -49,79 +52,107 @@ def build_engine(
         ConfigError: a setting, a model directory or a checkpoint is wrong; `param` names the setting.
     """
     times = times or StartTimes()
-    check_settings(config)
+    choices = check_settings(config)
+    check_support(Facts(config, host.num_hosts), "hosts")
+    _warn_of_workers(choices.batches.n_workers, choices.devices.stages)
     if config.trace_file is not None:
         check_trace_file(config.trace_file)
-    check_support(Facts(config, host.num_hosts), "hosts")
-    _warn_of_workers(num_workers(config), config.pipeline_parallel_size)
-    if is_toy(config.model):
-        built = build_toy(config, times, host)
-    else:
-        found = describe(config)
+    if not choices.is_toy:
+        found = describe(config, choices.drafts)
         host.gather()
         if config.progress:
             announce(f"loading and compiling {config.model}")
-        built = _build(found, host, times, on_compile)
+        built = _EngineBuild(found, choices, host, times).run(on_compile)
+    else:
+        built = build_toy(config, choices, times, host)
     trim_heap()
     logger.info("%s", built.summary.line(config.model))
     return built
 
 
-def _build(found: Described, host: Host, times: StartTimes, on_compile: Callable[[], None] | None) -> Built:
-    """Place the model on its devices, load it, and compile its programs."""
-    with times.phase("import"):
-        from orca_jax.assembly.executor import place_model, start_executor
-        from orca_jax.assembly.weights import WeightUpdater
+class _EngineBuild:
+    """The steps from a described model to an engine."""
 
-    config, model, max_model_len = found.config, found.model, found.max_model_len
-    directory = cache_directory(config.compile_cache)
-    outcome = try_kernels(config, model, directory)
-    if outcome.implementation is not None:
-        config = replace(config, attention_implementation=cast(AttentionName, outcome.implementation))
-    devices = host.devices(config, model)
-    platform = devices[0].platform
-    dtype = dtype_of(config, platform)
-    check_support(Facts(config, host.num_hosts, model, platform, dtype), "platform")
-    placed = place_model(
-        found.source,
-        model,
-        dtype=dtype,
-        load_format=config.load_format,
-        seed=config.seed,
-        devices=devices,
-        num_stages=config.pipeline_parallel_size,
-        library=product_library(config, model, dtype, platform, directory) if host.num_hosts == 1 else None,
-    )
-    # Before the large model, whose KV cache takes the memory that is left.
-    proposer = None if found.draft is None else found.draft.start(devices, times, directory)
-    resolved = resolve(config, placed.config, max_model_len, placed, host.free, directory)
-    # These may raise errors, so they come before the weights are read and minutes of compilation.
-    _, pool = build_scheduling(config, model, max_model_len, resolved.cache, resolved.buckets[-1])
-    attention = explain(placed.config, resolved, placed.mesh)
-    host.share(ModelJob(model, resolved, config.load_format, config.seed, config.revision))
-    local = start_executor(placed, resolved, times, on_compile, host.meet, has_bars=config.progress)
-    executor = host.lead(local)
-    budget = token_budget(config, platform, local.launch_seconds)
-    plain = build_scheduler(config, resolved.cache, budget)
-    scheduler = speculating(config, plain, budget, local.launch_seconds, proposer)
-    header = timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
-    engine = join_parts(executor, scheduler, pool, header, local.adapters)
-    refused = refused_updates(Facts(config, host.num_hosts, placed.config))
-    return Built(
-        engine=engine,
-        tokenizer=found.tokenizer,
-        grammars=found.grammars,
-        model_config=model,
-        max_model_len=max_model_len,
-        timeline_header=header,
-        read_adapter=load_first(engine, config, adapter_reader(placed.config, resolved)),
-        summary=summary_of(header, pool.kv, times.report(), resolved, attention, placed),
-        executor_config=resolved,
-        prepare_update=refused or WeightUpdater(placed, local, found.source).prepare,
-        directory=found.texts,
-        proposer=proposer,
-        self_tests=outcome.tests,
-    )
+    def __init__(self, found: Described, choices: Choices, host: Host, times: StartTimes) -> None:
+        self._found, self._choices, self._host, self._times = found, choices, host, times
+
+    def run(self, on_compile: Callable[[], None] | None) -> Built:
+        """Place the model on its devices, load it, and compile its programs."""
+        with self._times.phase("import"):
+            from orca_jax.assembly.executor import start_executor
+            from orca_jax.assembly.weights import WeightUpdater
+
+        found, choices, host = self._found, self._choices, self._host
+        directory = cache_directory(found.config.compile_cache)
+        config, model, max_model_len = found.config, found.model, found.max_model_len
+        outcome = self._try_kernels(directory)
+        if outcome.implementation is not None:
+            config = replace(config, attention_implementation=cast(AttentionName, outcome.implementation))
+        placed, facts, proposer = self._place(config, directory)
+        attention, free, strict = config.attention_implementation, host.free, config.strict_compile
+        resolved = resolve(choices, max_model_len, placed, attention, free, directory, strict_compile=strict)
+        # These may raise errors, so they come before the weights are read and minutes of compilation.
+        _, pool = build_scheduling(choices, model, max_model_len, resolved.cache, resolved.buckets[-1])
+        implementation = explain(placed.config, resolved, placed.mesh)
+        host.share(ModelJob(model, resolved, config.load_format, config.seed, config.revision))
+        local = start_executor(placed, resolved, self._times, on_compile, host.meet, has_bars=config.progress)
+        executor, launches = host.lead(local), local.launch_seconds
+        budget = choices.budget.tokens(placed.platform, launches)
+        plain = build_scheduler(choices.batches, resolved.cache.num_blocks, budget)
+        scheduler = speculating(choices.drafts, plain, budget, launches, proposer)
+        header = timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
+        engine = join_parts(executor, scheduler, pool, header, local.adapters)
+        reader = adapter_reader(placed.config, resolved.lora, resolved.dtype)
+        return Built(
+            engine=engine,
+            tokenizer=found.tokenizer,
+            grammars=found.grammars,
+            model_config=model,
+            max_model_len=max_model_len,
+            timeline_header=header,
+            read_adapter=load_first(engine, config.lora_paths, reader),
+            summary=summary_of(header, pool.kv, self._times.report(), placed, implementation),
+            executor_config=resolved,
+            prepare_update=partial(refuse_update, facts)
+            if refusal(facts, "update")
+            else WeightUpdater(placed, local, found.source).prepare,
+            directory=found.texts,
+            proposer=proposer,
+            self_tests=outcome.tests,
+        )
+
+    def _try_kernels(self, directory: str | None) -> Outcome:
+        config, pages, tensor = self._found.config, self._choices.pages, self._choices.devices.tensor
+        if not config.kernel_self_test:
+            return Outcome()
+        dtype, attention = dtype_of(config.dtype, "gpu"), config.attention_implementation
+        return try_kernels(self._found.model, dtype, tensor or 1, pages, attention, directory)
+
+    def _place(self, config: EngineConfig, directory: str | None) -> "tuple[PlacedModel, Facts, ModelProposer | None]":
+        """Place the model, and start the draft model: later the KV cache takes the memory that is left."""
+        from orca_jax.assembly.executor import place_model
+
+        found, choices = self._found, self._choices
+        facts, stages = Facts(config, self._host.num_hosts, found.model), choices.devices.stages
+        devices = self._host.devices(facts)
+        dtype = dtype_of(config.dtype, devices[0].platform)
+        facts = replace(facts, platform=devices[0].platform, dtype=dtype)
+        check_support(facts, "platform")
+        placed = place_model(
+            found.source,
+            found.model,
+            dtype=dtype,
+            load_format=config.load_format,
+            seed=config.seed,
+            devices=devices,
+            num_stages=stages,
+            library=product_library(facts, directory),
+        )
+        proposer = None
+        if found.draft is not None:
+            own, attention = devices[: len(devices) // stages], config.attention_implementation
+            proposer = found.draft.start(own, dtype, choices.pages.size, attention, self._times, directory)
+        return placed, replace(facts, model=placed.config), proposer
 
 
 def _warn_of_workers(workers: int, num_stages: int) -> None:

@@ -2,22 +2,15 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from orca_jax.assembly.budget import launch_sizes
-from orca_jax.assembly.scheduler import num_rows
-from orca_jax.assembly.settings import num_loras, reuses_prefixes, traits_of
-from orca_jax.assembly.speculation import most_drafts
-from orca_jax.bundled import is_preset
+from orca_jax.assembly.choices import Choices
 from orca_jax.cache_files import own_folder, refusal
 from orca_jax.cache_spec import form_groups
 from orca_jax.config import (
-    GPU_MEMORY_UTILIZATION,
-    MAX_LORA_RANK,
     AttentionName,
     CacheConfig,
     DType,
-    EngineConfig,
     ExecutorConfig,
     LoraConfig,
     ModelConfig,
@@ -28,7 +21,6 @@ from orca_jax.config import (
 from orca_jax.errors import ConfigError
 from orca_jax.processor import multiplies_bfloat16
 from orca_jax.sched.states import SNAPSHOT_TOKENS
-from orca_jax.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -37,34 +29,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PAGE_SIZE = 128  # tokens; the fastest size measured on a CPU, and large enough to keep page tables short
 
-
-def dtype_of(config: EngineConfig, platform: str) -> DType:
+def dtype_of(wanted: DType | Literal["auto"], platform: str) -> DType:
     """Return the type of weights and activations."""
-    if config.dtype != "auto":
-        return config.dtype
+    if wanted != "auto":
+        return wanted
     return "float32" if platform == "cpu" else "bfloat16"
-
-
-def max_model_len_of(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the most tokens of one request."""
-    return config.max_model_len or model.max_positions
-
-
-def tokenizer_of(config: EngineConfig, source: str) -> Tokenizer:
-    """Return the tokenizer of the settings, or without one the tokenizer of the model.
-
-    Args:
-        config: the settings.
-        source: the directory of the model, or its preset. A preset has the byte tokenizer.
-
-    Raises:
-        ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer".
-    """
-    if config.tokenizer is not None:
-        return load_tokenizer(config.tokenizer)
-    return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
 
 
 def cache_directory(directory: str | None) -> str | None:
@@ -94,54 +64,54 @@ def cache_directory(directory: str | None) -> str | None:
 
 
 def resolve(
-    config: EngineConfig,
-    model: ModelConfig,
+    choices: Choices,
     max_model_len: int,
     placed: "PlacedModel",
+    attention: AttentionName | None = None,
     free: int | None = None,
     directory: str | None = None,
+    *,
+    strict_compile: bool = False,
 ) -> ExecutorConfig:
     """Choose shapes. The size of the cache follows from the memory that the model leaves on its devices.
 
     Args:
-        config: the settings.
-        model: the model.
+        choices: the choices of the settings.
         max_model_len: most tokens of one request.
         placed: the model on its devices.
+        attention: the wanted implementation; None for the default of the devices.
         free: bytes free on each device before loading; None measures them, if all devices are of this process.
         directory: the directory of compiled programs, from `cache_directory`.
+        strict_compile: see `ExecutorConfig`.
 
     Raises:
         ConfigError: the memory is too small; `param` names a setting.
     """
-    platform = placed.platform
-    dtype = dtype_of(config, platform)
-    buckets = launch_sizes(config, platform)
-    rows = num_rows(config)
+    buckets = choices.budget.sizes(placed.platform)
     return ExecutorConfig(
-        dtype=dtype,
+        dtype=placed.weights.dtype,
         tensor_parallel_size=len(placed.devices) // len(placed.stages),
         buckets=buckets,
-        num_rows=rows,
+        num_rows=choices.requests.num_rows,
         max_model_len=max_model_len,
-        cache=_cache(config, model, max_model_len, placed, buckets[-1], free),
-        attention_implementation=attention_of(config, placed),
+        cache=_cache(choices, placed.config, max_model_len, placed, buckets[-1], free),
+        attention_implementation=attention_of(attention, placed),
         compile_cache=directory,
-        strict_compile=config.strict_compile,
+        strict_compile=strict_compile,
         pipeline_parallel_size=len(placed.stages),
-        lora=_lora(config),
-        num_drafts=most_drafts(config),
-        copies_blocks=reuses_prefixes(config),
+        lora=choices.lora,
+        num_drafts=choices.most_drafts,
+        copies_blocks=choices.requests.reuses_prefixes,
     )
 
 
-def attention_of(config: EngineConfig, placed: "PlacedModel") -> AttentionName | None:
+def attention_of(wanted: AttentionName | None, placed: "PlacedModel") -> AttentionName | None:
     """Return the implementation of attention; None for the default of the devices.
 
     The default of a CPU is the library of products, which another engine of this process may have loaded.
     """
     is_plain = placed.platform == "cpu" and placed.library is None
-    return config.attention_implementation or ("xla" if is_plain else None)
+    return wanted or ("xla" if is_plain else None)
 
 
 def page_type(dtype: DType, platform: str, *, has_bfloat16: bool) -> PageDType:
@@ -171,14 +141,8 @@ def can_view(platform: str, dtype: PageDType) -> bool:
     return platform != "tpu" and dtype not in ("int8", "float8_e4m3fn")
 
 
-def _lora(config: EngineConfig) -> LoraConfig | None:
-    if not config.enable_lora:
-        return None
-    return LoraConfig(num_loras(config), config.max_lora_rank or MAX_LORA_RANK)
-
-
 def _cache(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, placed: "PlacedModel", largest: int, free: int | None
+    choices: Choices, model: ModelConfig, max_model_len: int, placed: "PlacedModel", largest: int, free: int | None
 ) -> CacheConfig:
     """Choose type, layout and size of the KV cache; `largest` is the largest launch in tokens."""
     from orca_jax.exec.cache import (
@@ -191,45 +155,38 @@ def _cache(
     )
     from orca_jax.exec.states import state_demand
 
-    dtype = dtype_of(config, placed.platform)
+    requests, pages, dtype = choices.requests, choices.pages, placed.weights.dtype
     cache_auto = page_type(dtype, placed.platform, has_bfloat16=multiplies_bfloat16())
-    cache_dtype = cache_auto if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype)
+    cache_dtype = cache_auto if pages.dtype == "auto" else page_dtype(pages.dtype)
     groups = form_groups(model.layer_caches, max_model_len, views=can_view(placed.platform, cache_dtype))
-    form = CacheConfig(groups, (), config.page_size or PAGE_SIZE, cache_dtype, page_layout(placed.platform))
-    rows = num_rows(config)
-    states = state_demand(model, dtype, rows, most_snapshots(config, max_model_len))
-    if config.num_pages is not None:
-        return with_num_pages(form, config.num_pages, max_model_len, states)
-    needed = max(weight_bytes(stage.shapes) + _lora_bytes(config, stage, dtype) for stage in placed.stages)
-    needed += workspace_bytes(model, largest, rows, max_model_len, placed.mesh.size, most_drafts(config))
+    form = CacheConfig(groups, (), pages.size, cache_dtype, page_layout(placed.platform))
+    snapshots = most_snapshots(max_model_len) if requests.reuses_prefixes else 0
+    states = state_demand(model, dtype, requests.num_rows, snapshots)
+    if pages.number is not None:
+        return with_num_pages(form, pages.number, max_model_len, states)
+    needed = max(weight_bytes(stage.shapes) + _lora_bytes(choices.lora, stage, dtype) for stage in placed.stages)
+    needed += workspace_bytes(model, largest, requests.num_rows, max_model_len, placed.mesh.size, choices.most_drafts)
     if placed.weights.is_random and placed.platform != "cpu":
         needed += max(largest_stack(stage.shapes) for stage in placed.stages)
-    utilization = config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
-    memory = free_memory(placed.devices, utilization, needed, free)
+    memory = free_memory(placed.devices, choices.devices.utilization, needed, free)
     return size_cache(
         form,
         [stage.shapes.span for stage in placed.stages],
         memory=memory // len(placed.stages),
-        num_rows=rows,
+        num_rows=requests.num_rows,
         max_model_len=max_model_len,
-        longest=longest_member(config, largest, max_model_len),
+        longest=min(largest, max_model_len) if choices.traits.has_token_budget else max_model_len,
         states=states,
     )
 
 
-def most_snapshots(config: EngineConfig, max_model_len: int) -> int:
+def most_snapshots(max_model_len: int) -> int:
     """Return the most snapshots of states of one request: at borders, before its answer, and at its end."""
-    return max_model_len // SNAPSHOT_TOKENS + 2 if reuses_prefixes(config) else 0
+    return max_model_len // SNAPSHOT_TOKENS + 2
 
 
-def longest_member(config: EngineConfig, largest: int, max_model_len: int) -> int:
-    """Return the most tokens of a request in one iteration, with launches of up to `largest` tokens."""
-    return min(largest, max_model_len) if traits_of(config).has_token_budget else max_model_len
-
-
-def _lora_bytes(config: EngineConfig, stage: "PlacedStage", dtype: DType) -> int:
+def _lora_bytes(lora: LoraConfig | None, stage: "PlacedStage", dtype: DType) -> int:
     """Bytes of the adapters of a stage on each of its devices."""
-    lora = _lora(config)
     if lora is None:
         return 0
     from orca_jax.model.lora.stacks import stack_bytes

@@ -1,32 +1,32 @@
-"""Scheduler and pool from settings, with ordering and length predictor."""
+"""Scheduler and pool from settings, with ordering, length predictor and speculation."""
 
-from orca_jax.assembly.settings import (
-    ORDERINGS,
-    PREDICTORS,
-    SCHEDULERS,
-    most_loras,
-    num_loras,
-    num_workers,
-    overlaps,
-    reuses_prefixes,
-    traits_of,
-)
-from orca_jax.assembly.support import check_budget, check_settings
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from orca_jax.assembly.choices import PREDICTORS, Batches, Choices, Drafts
+from orca_jax.assembly.support import check_budget
 from orca_jax.bundled import ranker_directory
-from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
+from orca_jax.config import CacheConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.blocks import count_of, most_slots
+from orca_jax.sched.chunked import ChunkedScheduler
+from orca_jax.sched.drafts.ngram import NgramProposer
+from orca_jax.sched.drafts.proposer import Proposer
+from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import Predictor, Scored
-from orca_jax.sched.scheduler import KnownScheduler, SchedulerSettings
+from orca_jax.sched.scheduler import KnownScheduler, Scheduler, SchedulerSettings
 
 WATERMARK = 0.01  # share of all pages to keep free when a request is admitted beside others, as in vLLM
 
+logger = logging.getLogger(__name__)
+
 
 def build_scheduling(
-    config: EngineConfig,
+    choices: Choices,
     model: ModelConfig,
     max_model_len: int,
     cache: CacheConfig,
@@ -38,72 +38,98 @@ def build_scheduling(
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
-    check_settings(config)
-    check_budget(config, budget)
-    predictor = predictor or _predictor(config, model)
-    return build_scheduler(config, cache, budget), _pool(config, model, max_model_len, cache, budget, predictor)
+    check_budget(choices.budget, budget)
+    scheduler = build_scheduler(choices.batches, cache.num_blocks, budget)
+    predictor = predictor or _predictor(choices.requests.predictor, model.vocab_size)
+    requests, traits, n_slots = choices.requests, choices.traits, choices.requests.n_slots
+    if traits.has_reservations and n_slots is None:
+        n_slots = max(1, most_slots(cache.groups, cache.num_blocks, cache.page_size, requests.num_rows))
+    kv = KVManager(
+        cache.num_blocks,
+        cache.page_size,
+        requests.num_rows,
+        n_slots,
+        groups=cache.groups,
+        longest=budget if traits.has_token_budget else None,
+        num_drafts=choices.drafts.num_tokens if choices.drafts else 0,
+        num_states=cache.num_states,
+    )
+    pool = RequestPool(
+        kv,
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        reuses_prefixes=requests.reuses_prefixes,
+        predictor=predictor,
+        adapters=AdapterSlots(choices.lora.num_slots if choices.lora else 0, requests.most_loras),
+    )
+    return scheduler, pool
 
 
-def _predictor(config: EngineConfig, model: ModelConfig) -> Predictor:
-    name = config.length_predictor or "bound"
+def _predictor(name: str, vocab_size: int) -> Predictor:
     if name in PREDICTORS:
         return PREDICTORS[name]()
     directory = ranker_directory(name)
     from orca_jax.ranker.storage import load_scorer
 
     scorer = load_scorer(directory)
-    if scorer.vocab_size != model.vocab_size:
+    if scorer.vocab_size != vocab_size:
         message = (
-            f"length_predictor {name} is for a vocabulary of {scorer.vocab_size} ids, and the model has "
-            f"{model.vocab_size}; train another one"
+            f"length_predictor {name} is for a vocabulary of {scorer.vocab_size} ids, and the model has {vocab_size}; "
+            "train another one"
         )
         raise ConfigError(message, param="length_predictor")
     return Scored(scorer)
 
 
-def _pool(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, cache: CacheConfig, budget: int, predictor: Predictor
-) -> RequestPool:
-    """The pool of requests with its `KVManager`."""
-    rows = num_rows(config)
-    n_slots = config.n_slots
-    if traits_of(config).has_reservations and n_slots is None:
-        n_slots = max(1, most_slots(cache.groups, cache.num_blocks, cache.page_size, rows))
-    return RequestPool(
-        KVManager(
-            cache.num_blocks,
-            cache.page_size,
-            rows,
-            n_slots,
-            groups=cache.groups,
-            longest=budget if traits_of(config).has_token_budget else None,
-            num_drafts=config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
-            num_states=cache.num_states,
-        ),
-        vocab_size=model.vocab_size,
-        max_model_len=max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        reuses_prefixes=reuses_prefixes(config),
-        predictor=predictor,
-        adapters=AdapterSlots(num_loras(config), most_loras(config)),
-    )
-
-
-def num_rows(config: EngineConfig) -> int:
-    """The largest number of requests with rows."""
-    return config.max_num_seqs * num_workers(config)
-
-
-def build_scheduler(config: EngineConfig, cache: CacheConfig, budget: int) -> KnownScheduler:
-    """The scheduler alone, for checked settings. The arguments are those of `build_scheduling`."""
+def build_scheduler(batches: Batches, num_blocks: Sequence[int], budget: int) -> KnownScheduler:
+    """The scheduler alone. `num_blocks` are those of each pool, and `budget` is the largest launch in tokens."""
     settings = SchedulerSettings(
-        max_bs=config.max_num_seqs,
-        n_workers=num_workers(config),
+        max_bs=batches.max_bs,
+        n_workers=batches.n_workers,
         token_budget=budget,
-        ordering=ORDERINGS[config.scheduling_policy],
-        num_ahead=config.check_in_interval if overlaps(config) else 0,
-        watermark=count_of([int(WATERMARK * number) for number in cache.num_blocks]),
-        # More batches than stages count as stages: the token of a request is always known when it is selected again.
-        num_stages=num_workers(config) if config.pipeline_parallel_size > 1 else 1,
+        ordering=batches.ordering,
+        num_ahead=batches.num_ahead,
+        watermark=count_of([int(WATERMARK * number) for number in num_blocks]),
+        num_stages=batches.num_stages,
     )
-    return SCHEDULERS[config.scheduler].from_settings(settings)
+    return batches.kind.from_settings(settings)
+
+
+def speculating(
+    drafts: Drafts | None,
+    scheduler: KnownScheduler,
+    budget: int,
+    launches: Mapping[int, float],
+    proposer: Proposer | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Scheduler:
+    """A scheduler with proposals added to its selections, and a log line about them; itself without speculation.
+
+    Args:
+        drafts: the proposals of the settings.
+        scheduler: the scheduler of the settings.
+        budget: most tokens of an iteration.
+        launches: seconds of a launch of each bucket; empty without a device.
+        proposer: the proposer of a draft model.
+        clock: the clock of the engine.
+    """
+    if drafts is None:
+        return scheduler
+    count, max_bs = drafts.num_tokens, drafts.max_bs
+    proposer = proposer or NgramProposer(count, *drafts.ngrams)
+    limits = DraftLimits(count, drafts.most, max_bs, drafts.num_requests, budget)
+    charge = scheduler.ordering.charge if isinstance(scheduler, ChunkedScheduler) else None
+    way = f"model {drafts.model}"
+    if drafts.model is None:
+        way = "n-grams of {} to {} tokens".format(*drafts.ngrams)
+    logger.info(
+        "speculation by %s: at most %d tokens are proposed for a request, in iterations of at most %d requests, while "
+        "they pay off",
+        way,
+        count,
+        max_bs,
+    )
+    return SpeculativeScheduler(
+        scheduler, proposer, limits, launches, overlaps=drafts.overlaps, charge=charge, clock=clock
+    )

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from orca_jax.assembly.resolve import PAGE_SIZE, dtype_of
-from orca_jax.config import EngineConfig, ModelConfig, page_dtype
+from orca_jax.assembly.choices import PageChoices
+from orca_jax.config import AttentionName, DType, ModelConfig, page_dtype
 
 if TYPE_CHECKING:
     from orca_jax.kernels.ragged_attention.self_test import Trial
@@ -49,17 +49,22 @@ class Outcome:
     implementation: str | None = None  # None: as configured
 
 
-def try_kernels(config: EngineConfig, model: ModelConfig, directory: str | None) -> Outcome:
+def try_kernels(
+    model: ModelConfig, dtype: DType, tensor: int, pages: PageChoices, wanted: AttentionName | None, folder: str | None
+) -> Outcome:
     """Try the kernels of an accelerator with the shapes of a model.
 
     Args:
-        config: checked settings.
         model: gives the shapes.
-        directory: folder of compiled programs; None: they are not kept.
+        dtype: the type of weights and activations.
+        tensor: devices of a stage.
+        pages: the pages of the settings.
+        wanted: the implementation of the settings.
+        folder: keeps compiled programs; None: they are not kept.
     """
     import jax
 
-    if not config.kernel_self_test or not has_accelerator_support(jax.config.jax_platforms):
+    if not has_accelerator_support(jax.config.jax_platforms):
         return Outcome()
     from orca_jax.exec.memory import has_jax_started
     from orca_jax.kernels.ragged_attention.self_test import Trial
@@ -70,21 +75,19 @@ def try_kernels(config: EngineConfig, model: ModelConfig, directory: str | None)
             "the attention kernels are not tested: JAX has started, and may keep the device from other processes"
         )
         return Outcome()
-    dtype = dtype_of(config, "gpu")
-    chips = config.tensor_parallel_size or 1
-    if uneven_parts(model, chips):  # an error will say so when the devices are known
+    if uneven_parts(model, tensor):  # an error will say so when the devices are known
         return Outcome()
-    held = on_shards(model, chips)
+    held = on_shards(model, tensor)
     trial = Trial(
-        num_heads=held.num_heads // chips,
-        num_kv_heads=held.num_kv_heads // chips,
+        num_heads=held.num_heads // tensor,
+        num_kv_heads=held.num_kv_heads // tensor,
         head_dim=held.head_dim,
-        page_size=config.page_size or PAGE_SIZE,
+        page_size=pages.size,
         dtype=dtype,
-        page_dtype=dtype if config.kv_cache_dtype == "auto" else page_dtype(config.kv_cache_dtype),
-        implementation=config.attention_implementation,
+        page_dtype=dtype if pages.dtype == "auto" else page_dtype(pages.dtype),
+        implementation=wanted,
     )
-    return try_implementations(trial, directory)
+    return try_implementations(trial, folder)
 
 
 def has_accelerator_support(platforms: str | None) -> bool:

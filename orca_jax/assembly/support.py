@@ -2,19 +2,10 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from orca_jax.assembly.settings import (
-    SCHEDULERS,
-    check_numbers,
-    is_toy,
-    most_loras,
-    num_loras,
-    overlaps,
-    reads_predictions,
-    reuses_prefixes,
-    traits_of,
-)
+from orca_jax.assembly.choices import SCHEDULERS, Budget, Choices, check_numbers, choices_of
 from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.checks import did_you_mean
 from orca_jax.config import PAGED_MIXERS, EngineConfig, ModelConfig
@@ -68,6 +59,11 @@ class Facts:
     has_library: bool = True  # of matrix products on a CPU
     has_bfloat16: bool = True  # in this library
 
+    @cached_property
+    def chosen(self) -> Choices:
+        """The choices of the settings."""
+        return choices_of(self.config)
+
     @property
     def known(self) -> ModelConfig:
         """The model, for rows that are checked when it is known."""
@@ -93,7 +89,8 @@ class Facts:
     @property
     def loras(self) -> "AdapterNumbers":
         """The numbers of adapters."""
-        return AdapterNumbers(num_loras(self.config), most_loras(self.config), len(self.config.lora_paths))
+        lora, most = self.chosen.lora, self.chosen.requests.most_loras
+        return AdapterNumbers(lora.num_slots if lora else 0, most, len(self.config.lora_paths))
 
     @property
     def uneven(self) -> str:
@@ -144,7 +141,7 @@ def _able(has_trait: Callable[[Traits], bool]) -> str:
 def _of_schedulers(setting: str, idle: tuple[object, ...], has_trait: Callable[[Traits], bool], why: str) -> Need:
     """Make the need of a setting for schedulers with a trait."""
     reason = f"{setting} needs scheduler {_able(has_trait)}: {{f.config.scheduler}} {why}; leave it out"
-    return Need(setting, idle, lambda f: has_trait(traits_of(f.config)), reason)
+    return Need(setting, idle, lambda f: has_trait(f.chosen.traits), reason)
 
 
 def _of_adapters(setting: str, default: object) -> Need:
@@ -156,11 +153,7 @@ def _of_adapters(setting: str, default: object) -> Need:
 def _of_devices(setting: str, *idle: object) -> Need:
     """Make the need of a setting for a model with weights on devices."""
     reason = f"{setting} has no effect on {{f.config.model}}, which has no weights and no device; leave it out"
-    return Need(setting, idle, lambda f: not is_toy(f.config.model), reason, "toy")
-
-
-def _drafts_by_model(facts: Facts) -> bool:
-    return facts.config.speculative_config is not None and facts.config.speculative_config.model is not None
+    return Need(setting, idle, lambda f: not f.chosen.is_toy, reason, "toy")
 
 
 # fmt: off
@@ -177,7 +170,7 @@ NEEDS: tuple[Need, ...] = (
     Need("load_format", ("auto", "safetensors", "dummy"), lambda f: not is_hub_name(f.config.model),
          "load_format orbax needs a directory: models of the Hub are loaded from safetensors; leave it out"),
     _of_schedulers("scheduling_policy", ("fcfs",), lambda traits: traits.has_orderings, "has one order, by arrival"),
-    Need("n_workers", (None, 1), lambda f: traits_of(f.config).has_workers or f.config.pipeline_parallel_size > 1,
+    Need("n_workers", (None, 1), lambda f: f.chosen.traits.has_workers or f.config.pipeline_parallel_size > 1,
          f"n_workers needs pipeline_parallel_size above 1, or scheduler {_able(lambda traits: traits.has_workers)}: "
          "{f.config.scheduler} decides itself about its iterations in flight on one stage; leave it out"),
     _of_schedulers("n_slots", (None,), lambda traits: traits.has_reservations,
@@ -192,20 +185,20 @@ NEEDS: tuple[Need, ...] = (
     Need("itl_target_ms", (None,), lambda f: f.config.max_num_batched_tokens is None,
          "itl_target_ms has no effect with max_num_batched_tokens {f.config.max_num_batched_tokens}, which sets the "
          "token budget itself; leave one of them out"),
-    Need("check_in_interval", (1,), lambda f: overlaps(f.config) and f.config.speculative_config is None,
+    Need("check_in_interval", (1,), lambda f: f.chosen.batches.num_ahead > 0 and f.config.speculative_config is None,
          f"check_in_interval needs scheduler {_able(lambda traits: traits.has_overlap)} with overlap, in one stage and "
          "without speculative_config: iterations are submitted ahead as overlap does, and a proposal needs the newest "
          "token; leave it out"),
     Need("decoder", (None,), lambda f: f.config.pipeline_parallel_size == 1,
          "decoder needs pipeline_parallel_size 1, not {f.config.pipeline_parallel_size}: a decoder of your own has "
          "all layers in one stage; leave pipeline_parallel_size out, or share each layer by tensor_parallel_size"),
-    Need("length_predictor", (None,), lambda f: reads_predictions(f.config),
+    Need("length_predictor", (None,), lambda f: f.chosen.batches.ordering.reads_predictions,
          "length_predictor has no effect with scheduling_policy {f.config.scheduling_policy}, which reads no "
          "predictions; leave it out, or give scheduling_policy shortest"),
     Need("decoder", (None,), lambda f: not is_gguf(f.config.model),
          "decoder cannot be combined with the GGUF file {f.config.model}; give a directory"),
     Need("load_format", ("auto", "dummy"),
-         lambda f: not (is_gguf(f.config.model) or is_preset(f.config.model)) or is_toy(f.config.model),
+         lambda f: not (is_gguf(f.config.model) or is_preset(f.config.model)) or f.chosen.is_toy,
          "{f.config.model} has no weights in the format {f.config.load_format}; use auto or dummy"),
     Need("max_cpu_loras", (None,), lambda f: not f.config.enable_lora or f.loras.max_cpu_loras >= f.loras.max_loras,
          "max_cpu_loras {f.loras.max_cpu_loras} is less than max_loras {f.loras.max_loras}; raise it", "numbers"),
@@ -214,7 +207,7 @@ NEEDS: tuple[Need, ...] = (
          "numbers"),
     Need("max_num_batched_tokens", (None,),
          lambda f: (
-             (f.config.max_num_batched_tokens or 0) >= f.config.max_num_seqs or not traits_of(f.config).has_token_budget
+             (f.config.max_num_batched_tokens or 0) >= f.config.max_num_seqs or not f.chosen.traits.has_token_budget
          ),
          "max_num_batched_tokens {f.config.max_num_batched_tokens} is less than max_num_seqs "
          "{f.config.max_num_seqs}, so an iteration could not hold a token of each request; raise it, or lower "
@@ -230,7 +223,7 @@ NEEDS: tuple[Need, ...] = (
     _of_devices("cpu_products", "auto"),
     _of_devices("compile_cache", "auto", None),
     _of_devices("itl_target_ms", None),
-    Need("speculative_config", (None,), lambda f: not (is_toy(f.config.model) and _drafts_by_model(f)),
+    Need("speculative_config", (None,), lambda f: not (f.chosen.is_toy and f.drafter),
          "speculative_config: method draft_model has no effect on {f.config.model}; give method ngram", "toy"),
     Need("model", (), lambda f: f.num_hosts == 1 or not f.config.model.startswith(CLOCK_PREFIX),
          "{f.config.model} needs nnodes 1: it reports the time, which differs between processes", "hosts"),
@@ -240,7 +233,7 @@ NEEDS: tuple[Need, ...] = (
          "cpu_products native needs nnodes 1: hosts may differ; leave it out", "hosts"),
     Need("decoder", (None,), lambda f: f.num_hosts == 1,
          "decoder needs nnodes 1: a decoder of your own runs on one host", "hosts"),
-    Need("speculative_config", (None,), lambda f: f.num_hosts == 1 or not _drafts_by_model(f),
+    Need("speculative_config", (None,), lambda f: f.num_hosts == 1 or not f.drafter,
          "speculative_config: method draft_model needs nnodes 1: the other hosts have no draft model; give ngram",
          "hosts"),
     Need("quantization", (None,), lambda f: f.known.decoder is None,
@@ -261,7 +254,7 @@ NEEDS: tuple[Need, ...] = (
     Need("max_model_len", (None,), lambda f: (f.config.max_model_len or 0) <= f.known.max_positions,
          "max_model_len {f.config.max_model_len} is more than the model's {f.known.max_positions} positions; lower it",
          "model"),
-    Need("pipeline_parallel_size", (1,), lambda f: is_toy(f.config.model) or f.stages <= f.known.num_layers,
+    Need("pipeline_parallel_size", (1,), lambda f: f.chosen.is_toy or f.stages <= f.known.num_layers,
          "pipeline_parallel_size {f.stages} is more than the {f.known.num_layers} layers of the model; each stage "
          "needs one of them", "model"),
     Need("tokenizer", (), lambda f: f.config.tokenizer is not None or not is_gguf(f.config.model),
@@ -302,12 +295,12 @@ NEEDS: tuple[Need, ...] = (
          "cpu_products native needs Linux, a processor with AVX2 and FMA, and a C compiler (cc): use auto", "library"),
     Need("cpu_products", ("auto", "xla"), lambda f: f.dtype != "bfloat16" or f.has_bfloat16,
          "cpu_products native multiplies bfloat16 on processors with AVX512-BF16 alone: use float32 or xla", "library"),
-    Need("model", (), lambda f: not is_toy(f.config.model), "the toy model has no weights to replace", "update"),
+    Need("model", (), lambda f: not f.chosen.is_toy, "the toy model has no weights to replace", "update"),
     Need("nnodes", (), lambda f: f.num_hosts == 1,
          "weights are replaced in engines of one process: use nnodes 1, or replicas with an update of each", "update"),
     Need("quantization", (), lambda f: f.model is None or f.model.quantization is None,
          "quantised weights cannot be replaced, since each update would round them: leave quantization out", "update"),
-    Need("kv_events_endpoint", (), lambda f: reuses_prefixes(f.config),
+    Need("kv_events_endpoint", (), lambda f: f.chosen.requests.reuses_prefixes,
          "needs the prefix cache; use the scheduler chunked, and leave out --no-enable-prefix-caching", "events"),
 )
 # fmt: on
@@ -345,23 +338,27 @@ def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     return model if config.quantization is None else replace(model, quantization=config.quantization)
 
 
-def check_settings(config: EngineConfig) -> None:
-    """Refuse numbers out of range, settings in conflict, and settings without effect.
+def check_settings(config: EngineConfig) -> Choices:
+    """Refuse numbers out of range, settings in conflict, and settings without effect; return the choices.
 
     Raises:
         ConfigError: `param` names the setting.
     """
     check_numbers(config)
-    check_support(Facts(config), "settings", "numbers")
+    facts = Facts(config)
+    check_support(facts, "settings", "numbers")
+    return facts.chosen
 
 
-def check_budget(config: EngineConfig, budget: int) -> None:
+def check_budget(rule: Budget, tokens: int) -> None:
     """Refuse a token budget from elsewhere below the batch size, as if it was that of the settings.
 
     Raises:
         ConfigError: `param` is "max_num_batched_tokens".
     """
-    check_support(Facts(replace(config, max_num_batched_tokens=budget)), "numbers")
+    if rule.has_token_budget:
+        config = EngineConfig(max_num_seqs=rule.max_num_seqs, max_num_batched_tokens=tokens)
+        check_support(Facts(config), "numbers")
 
 
 def adapted(config: EngineConfig, keep: Collection[str] = ()) -> EngineConfig:

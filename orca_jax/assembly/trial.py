@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.native import Library, pack, packed_product
+from orca_jax.kernels.native import pack, packed_product
 from orca_jax.model.layers import matmul
 
 logger = logging.getLogger(__name__)
@@ -27,18 +27,19 @@ _REPEATS = 5
 type _Product = Callable[[Array, Array], Array]
 
 
-def is_faster(library: Library, dtype: str, directory: str | None) -> bool:
+def is_faster(width: int, dtype: str, directory: str | None, name: str) -> bool:
     """True if the library's products are faster than XLA's, on average over `ROWS`.
 
     Args:
-        library: the library of this machine.
+        width: columns of a block of the library's packed matrices.
         dtype: the type of the matrices.
         directory: keeps the result, so that later starts on this machine agree; None measures once in a process.
+        name: of the library.
     """
-    file = None if directory is None else Path(directory) / f"{library.name}-{dtype}.json"
+    file = None if directory is None else Path(directory) / f"{name}-{dtype}.json"
     ratios = _kept(file) if file is not None else None
     if ratios is None:
-        ratios = measured(library, dtype)
+        ratios = measured(width, dtype)
         if file is not None:
             _keep(file, ratios)
     chosen = math.prod(ratios) >= 1
@@ -49,10 +50,10 @@ def is_faster(library: Library, dtype: str, directory: str | None) -> bool:
 
 
 @cache
-def measured(library: Library, dtype: str) -> Sequence[float]:
+def measured(width: int, dtype: str) -> Sequence[float]:
     """The time of XLA's products over that of the library's, for each number of rows."""
     plain = [jnp.full((_INPUTS, _OUTPUTS), 0.01 * index, dtype) for index in range(_MATRICES)]
-    packed = [jax.jit(pack, static_argnums=1)(matrix, library.width) for matrix in plain]
+    packed = [jax.jit(pack, static_argnums=1)(matrix, width) for matrix in plain]
     ratios = []
     for rows in ROWS:
         x = jnp.full((rows, _INPUTS), 0.01, dtype)

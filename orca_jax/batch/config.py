@@ -107,9 +107,9 @@ class BatchConfig:
             return self.concurrency
         if self.base_url is not None:
             return REMOTE_CONCURRENCY
-        from orca_jax.assembly.scheduler import num_rows
+        from orca_jax.assembly.choices import choices_of
 
-        return 2 * num_rows(self.server.engine)
+        return 2 * choices_of(self.server.engine).requests.num_rows
 
     @property
     def meaning(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class BatchConfig:
 
 def for_throughput(engine: EngineConfig) -> EngineConfig:
     """Settings with a later target for the time between tokens, since they are not read as they come."""
-    from orca_jax.assembly.settings import is_toy
+    from orca_jax.assembly.choices import is_toy
     from orca_jax.assembly.support import adapted
 
     if engine.itl_target_ms is not None or is_toy(engine.model):

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from orca_jax.assembly.budget import token_budget
 from orca_jax.assembly.built import Built
-from orca_jax.assembly.scheduler import build_scheduling
-from orca_jax.assembly.speculation import speculating
+from orca_jax.assembly.choices import choices_of
+from orca_jax.assembly.scheduler import build_scheduling, speculating
+from orca_jax.assembly.support import check_settings
 from orca_jax.assembly.toy import TOY_BUDGET
 from orca_jax.bench.feed import feed, sleep_until
 from orca_jax.bench.workload.generate import WorkloadRequest
@@ -132,8 +132,9 @@ def reschedule(built: Built, config: EngineConfig) -> None:
     if budget > largest:
         message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
         raise ConfigError(message, param="max_num_batched_tokens")
-    scheduler, engine.pool = build_scheduling(config, built.model_config, built.max_model_len, cache, budget)
-    engine.scheduler = speculating(config, scheduler, budget, launches, built.proposer)
+    choices = check_settings(config)
+    scheduler, engine.pool = build_scheduling(choices, built.model_config, built.max_model_len, cache, budget)
+    engine.scheduler = speculating(choices.drafts, scheduler, budget, launches, built.proposer)
     engine.check_in_interval = config.check_in_interval
 
 
@@ -148,5 +149,5 @@ def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int, 
 
     executor = built.engine.executor
     assert isinstance(executor, JaxExecutor)
-    default = token_budget(config, jax.default_backend(), executor.launch_seconds)
+    default = choices_of(config).budget.tokens(jax.default_backend(), executor.launch_seconds)
     return executor.config.cache, executor.config.buckets[-1], default, executor.launch_seconds

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Protocol, get_type_hints
 
 import msgspec
 
-from orca_jax.assembly.scheduler import build_scheduling, num_rows
-from orca_jax.assembly.settings import PREDICTORS
-from orca_jax.assembly.speculation import speculating
-from orca_jax.assembly.support import adapted
+from orca_jax.assembly.choices import PREDICTORS, choices_of
+from orca_jax.assembly.scheduler import build_scheduling, speculating
+from orca_jax.assembly.support import adapted, check_settings
 from orca_jax.bench.feed import advance, feed
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
@@ -158,13 +157,12 @@ def replay(timeline: Timeline, config: EngineConfig, cost: ReplaceableCost) -> T
     writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
     cost, acceptance = replace(cost, buckets=head.buckets), _acceptance(timeline, config)
     executor = SimExecutor(cost, clock, lengths, acceptance=acceptance, groups=head.cache.groups)
-    scheduler, pool = build_scheduling(
-        head.config, model, head.max_model_len, head.cache, head.budget, _predictor(timeline, config, arrivals, lengths)
-    )
+    choices, predictor = check_settings(head.config), _predictor(timeline, config, arrivals, lengths)
+    scheduler, pool = build_scheduling(choices, model, head.max_model_len, head.cache, head.budget, predictor)
     speculative = config.speculative_config
     proposer = None if speculative is None else SimProposer(speculative.num_speculative_tokens, acceptance)
     launches = {size: sum(cost.stages(WorkCounts(increments=size, draws=size), 1)) for size in cost.buckets}
-    speculated = speculating(head.config, scheduler, head.budget, launches, proposer, clock)
+    speculated = speculating(choices.drafts, scheduler, head.budget, launches, proposer, clock)
     interval = head.config.check_in_interval
     engine = Engine(executor, speculated, pool, clock=clock, observer=writer, check_in_interval=interval)
     _drive(engine, executor, clock, arrivals, prompts)
@@ -189,7 +187,7 @@ def _head(timeline: Timeline, config: EngineConfig) -> TimelineHeader:
             cache,
             num_blocks=num_blocks,
             page_size=config.page_size or cache.page_size,
-            num_states=cache.num_states and max(cache.num_states, 2 * num_rows(config)),
+            num_states=cache.num_states and max(cache.num_states, 2 * choices_of(config).requests.num_rows),
         ),
         budget=budget,
         buckets=(*smaller, budget) if timeline.head.buckets else (),

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from orca_jax.assembly.settings import is_toy
+from orca_jax.assembly.choices import is_toy
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.reporting import hardware, print_table
 

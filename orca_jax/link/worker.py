@@ -45,7 +45,7 @@ def run_worker(config: ServerConfig) -> NoReturn:
     times = StartTimes()
     engine = pinned(config.engine)
     status = WorkerStatus()
-    link = WorkerLink(cluster, hello_of(cluster, config.engine.model), status.beat, _end)
+    link = WorkerLink(cluster, hello_of(cluster.node_rank, cluster.nnodes, config.engine.model), status.beat, _end)
     welcome = link.join()
     signals.is_needed = True
     logger.info("joined the cluster as worker %d of %d", cluster.node_rank, cluster.nnodes)

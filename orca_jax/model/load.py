@@ -99,10 +99,11 @@ class Loading:
 
     Attributes:
         config: the configuration of the model, with the files' value of `tied_embeddings` if they contradict it.
+        dtype: the type of the parameters.
     """
 
     config: ModelConfig
-    _dtype: DType
+    dtype: DType
     _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
 
@@ -113,12 +114,12 @@ class Loading:
 
     def shapes(self, mesh: Mesh, span: LayerSpan | None = None) -> Decoder:
         """The decoder with a sharded shape in place of each parameter. Raises ConfigError as `load` does."""
-        decoder: Decoder = nnx.merge(*abstract_decoder(self.config, self._dtype, mesh, span))
+        decoder: Decoder = nnx.merge(*abstract_decoder(self.config, self.dtype, mesh, span))
         return decoder
 
     def of_model(self, mesh: Mesh) -> nnx.State:
         """A sharded shape for each parameter of all layers, stacked."""
-        return abstract_decoder(self.config, self._dtype, mesh)[1]
+        return abstract_decoder(self.config, self.dtype, mesh)[1]
 
     def load(
         self,
@@ -136,7 +137,7 @@ class Loading:
             arrange: changes the form of the layers, by `Decoder.unstack`. Files are read directly into this form.
         """
         if self._read is None:
-            decoder = random_decoder(self.config, dtype=self._dtype, mesh=mesh, seed=self._seed, span=span)
+            decoder = random_decoder(self.config, dtype=self.dtype, mesh=mesh, seed=self._seed, span=span)
             arrange(decoder)
             return decoder
         span, kind = span or whole(self.config), self.config.quantization
@@ -153,8 +154,8 @@ class Loading:
         self, config: ModelConfig, mesh: Mesh, span: LayerSpan, arrange: Callable[[Decoder], None]
     ) -> tuple[nnx.GraphDef[Decoder], nnx.State, nnx.State]:
         """The structure and the shapes of a stage, in the form of `arrange`, and the shapes of the model."""
-        structure, shapes = abstract_decoder(config, self._dtype, mesh, span)
-        of_model = shapes if span.is_whole else abstract_decoder(config, self._dtype, mesh)[1]
+        structure, shapes = abstract_decoder(config, self.dtype, mesh, span)
+        of_model = shapes if span.is_whole else abstract_decoder(config, self.dtype, mesh)[1]
         decoder: Decoder = nnx.merge(structure, shapes)
         arrange(decoder)
         return *nnx.split(decoder), of_model

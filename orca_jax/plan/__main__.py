@@ -141,7 +141,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 
     if args.compile:
         topology_of(devices, 1)  # refused before the table is printed
-    dtype = dtype_of(EngineConfig(dtype=args.dtype), devices.kind.platform)
+    dtype = dtype_of(args.dtype, devices.kind.platform)
     demand = Demand(
         dtype=dtype,
         kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else page_dtype(args.kv_cache_dtype),

@@ -11,10 +11,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from orca_jax.assembly.budget import largest_launch
-from orca_jax.assembly.resolve import PAGE_SIZE
+from orca_jax.assembly.choices import PAGE_SIZE, Budget
 from orca_jax.cache_spec import form_groups
-from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
+from orca_jax.config import CacheConfig, ExecutorConfig
 from orca_jax.errors import OrcaError
 from orca_jax.flags.needs import check_needs
 from orca_jax.model.describe import read_model_config
@@ -97,7 +96,7 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
     mesh = tensor_mesh(list(topology.devices[: job["tensor"]]))
     model = read_model_config(job["model"])
     model = replace(model, quantization=job["quantization"] or model.quantization)
-    tokens = largest_launch(EngineConfig(max_num_seqs=job["max_num_seqs"]), "tpu")
+    tokens = Budget(None, job["max_num_seqs"]).largest("tpu")
     groups = form_groups(on_shards(model, job["tensor"]).layer_caches, job["max_model_len"], views=False)
     blocks, states = tuple(job["num_blocks"]), job["num_states"]
     cache = CacheConfig(groups, blocks, PAGE_SIZE, job["kv_cache_dtype"], "packed", states)

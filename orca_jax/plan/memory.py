@@ -7,10 +7,10 @@ from functools import cache
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
-from orca_jax.assembly.budget import largest_launch
-from orca_jax.assembly.resolve import PAGE_SIZE, can_view, longest_member, most_snapshots, page_layout
+from orca_jax.assembly.choices import PAGE_SIZE, Budget
+from orca_jax.assembly.resolve import can_view, most_snapshots, page_layout
 from orca_jax.cache_spec import form_groups
-from orca_jax.config import CacheConfig, DType, EngineConfig, ModelConfig, PageDType, Quantization
+from orca_jax.config import CacheConfig, DType, ModelConfig, PageDType, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import CPU_SHARE, fewest_blocks, size_cache, stage_bytes, weight_bytes, workspace_bytes
 from orca_jax.exec.states import state_demand
@@ -148,16 +148,15 @@ def _fit(
     model: ModelConfig, split: Split, kind: Accelerator, demand: Demand, rows: int, length: int, context: int
 ) -> Capacity:
     model, num_rows = on_shards(demand.quantised(model), split.tensor), rows * split.stages
-    config = EngineConfig(max_num_seqs=rows)
-    largest = largest_launch(config, kind.platform)
+    largest = Budget(None, rows).largest(kind.platform)
     workspace = workspace_bytes(model, largest, num_rows, length, split.tensor)
     parts = [(span, stage_weights(model, demand.dtype, split.tensor, span)) for span in spans(model, split.stages)]
     # As in assembly/resolve.py.
     room = cache_memory(kind, max(weights for _, weights in parts) + workspace, demand.utilization)
     groups = form_groups(model.layer_caches, length, views=can_view(kind.platform, demand.kv_cache_dtype))
     form = CacheConfig(groups, (), PAGE_SIZE, demand.kv_cache_dtype, page_layout(kind.platform))
-    sizes = {"num_rows": num_rows, "max_model_len": length, "longest": longest_member(config, largest, length)}
-    states = state_demand(model, demand.dtype, num_rows, most_snapshots(config, length))
+    sizes = {"num_rows": num_rows, "max_model_len": length, "longest": min(largest, length)}
+    states = state_demand(model, demand.dtype, num_rows, most_snapshots(length))
     own, memory = [span for span, _ in parts], room * split.tensor
     try:
         cache, shortage = size_cache(form, own, memory=memory, states=states, **sizes), 0

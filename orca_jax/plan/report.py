@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca_jax.assembly.resolve import PAGE_SIZE
+from orca_jax.assembly.choices import PAGE_SIZE
 from orca_jax.cache_spec import LayerGroup
 from orca_jax.flags import program
 from orca_jax.plan.accelerators import GIB, Devices

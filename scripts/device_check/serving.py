@@ -10,6 +10,7 @@ from device_check.trace import throughput, trace_of
 from lab.paper.systems import parse_system
 from lab.real.figures import figure_10
 from lab.real.laboratory import Laboratory
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.config import EngineConfig
@@ -58,7 +59,9 @@ def laboratory_of(engine: Engine, model: Model) -> Laboratory:
     cache, budget = executor.config.cache, executor.config.buckets[-1]
 
     def reschedule(settings: EngineConfig) -> None:
-        engine.scheduler, engine.pool = build_scheduling(settings, model.config, MAX_MODEL_LEN, cache, budget)
+        engine.scheduler, engine.pool = build_scheduling(
+            choices_of(settings), model.config, MAX_MODEL_LEN, cache, budget
+        )
 
     shared = EngineConfig(enable_prefix_caching=False)
     scale = DRY_SCALE if model.setting.dry_run else 1.0
@@ -99,7 +102,7 @@ def build(model: Model, write: Write) -> tuple[Engine, list[WorkloadRequest]]:
     executor = model.executor(decoder, buckets, rows, MAX_MODEL_LEN, num_pages, on_phase)
     settings = EngineConfig(max_num_seqs=rows, scheduler="chunked", enable_prefix_caching=False)
     cache = executor.config.cache
-    scheduler, pool = build_scheduling(settings, config, MAX_MODEL_LEN, cache, buckets[-1])
+    scheduler, pool = build_scheduling(choices_of(settings), config, MAX_MODEL_LEN, cache, buckets[-1])
     return Engine(executor, scheduler, pool, seed=0), trace_of(config.vocab_size, dry_run)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import pytest
 
-from orca_jax.assembly.budget import launch_sizes, token_budget
+from orca_jax.assembly.choices import Budget, choices_of
 from orca_jax.assembly.engine import build_engine
 from orca_jax.config import DType, EngineConfig
 from orca_jax.errors import ConfigError
@@ -100,22 +100,22 @@ def test_the_token_budget_is_the_largest_launch_within_the_target(
     platform: str, settings: dict[str, Any], budget: int
 ) -> None:
     """A measured launch has a full batch, and takes longer than most."""
-    assert token_budget(EngineConfig(**settings), platform, SECONDS) == budget
+    assert choices_of(EngineConfig(**settings)).budget.tokens(platform, SECONDS) == budget
 
 
 def test_the_measured_budget_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        token_budget(EngineConfig(itl_target_ms=300.0), "cpu", {64: 0.05, 128: 0.1, 256: 0.2})
+        Budget(None, 64, itl_target_ms=300.0).tokens("cpu", {64: 0.05, 128: 0.1, 256: 0.2})
     assert "token budget 256: launches of 128, 256 tokens take 100, 200 ms, and 300 ms" in caplog.text
 
 
 def test_few_launches_are_candidates_on_a_cpu() -> None:
     """Each is compiled. Other schedulers have finer ones."""
-    assert [size for size in launch_sizes(EngineConfig(), "cpu") if size >= 128] == [128, 256, 512]
-    assert [size for size in launch_sizes(EngineConfig(max_num_seqs=300), "cpu") if size >= 512] == [512, 600]
-    assert launch_sizes(EngineConfig(max_num_batched_tokens=40), "cpu")[-1] == 40
-    assert {192, 384, 512} < set(launch_sizes(EngineConfig(scheduler="orca"), "cpu"))
-    assert {192, 384, 512, 2048} < set(launch_sizes(EngineConfig(), "gpu"))
+    assert [size for size in Budget(None, 64).sizes("cpu") if size >= 128] == [128, 256, 512]
+    assert [size for size in Budget(None, 300).sizes("cpu") if size >= 512] == [512, 600]
+    assert Budget(40, 64).sizes("cpu")[-1] == 40
+    assert {192, 384, 512} < set(Budget(None, 64, has_token_budget=False).sizes("cpu"))
+    assert {192, 384, 512, 2048} < set(Budget(None, 64).sizes("gpu"))
 
 
 @pytest.mark.usefixtures("few_programs", "quick_compiles")

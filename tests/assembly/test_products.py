@@ -49,7 +49,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def chosen(
     model: ModelConfig, wanted: CpuProducts = "auto", dtype: DType = "float32", platform: str = "cpu"
 ) -> Library | None:
-    return product_library(EngineConfig(cpu_products=wanted), model, dtype, platform, None)
+    facts = Facts(EngineConfig(cpu_products=wanted), model=model, platform=platform, dtype=dtype)
+    return product_library(facts, None)
 
 
 def test_auto_takes_the_library_where_it_is_faster(model: ModelConfig, machine: Machine) -> None:

@@ -3,14 +3,16 @@
 import dataclasses
 import importlib.metadata
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import pytest
 
 from orca_jax.assembly import engine, self_test
-from orca_jax.assembly.devices import OneHost
+from orca_jax.assembly.devices import Host
 from orca_jax.assembly.self_test import Outcome, SelfTest, has_accelerator_support, try_implementations
+from orca_jax.assembly.support import Facts, Moment
 from orca_jax.config import EngineConfig
 from orca_jax.exec import memory
 from orca_jax.kernels.ragged_attention.self_test import Trial, choose
@@ -142,13 +144,15 @@ def build_until_loaded(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
         trials.append(trial)
         return Outcome((SelfTest("gpu", "wrong", "by 0.5"), SelfTest("triton", "ok")), "triton")
 
-    def load(host: OneHost, config: EngineConfig, model: object) -> None:
-        loaded.append(config)
-        raise KeyboardInterrupt
+    def check(facts: Facts, moment: Moment) -> None:
+        if moment == "platform":
+            loaded.append(facts.config)
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(self_test, "has_accelerator_support", lambda platforms: True)
     monkeypatch.setattr(self_test, "try_implementations", try_them)
-    monkeypatch.setattr(OneHost, "devices", load)
+    monkeypatch.setattr(Host, "devices", lambda *arguments: [SimpleNamespace(platform="gpu")])
+    monkeypatch.setattr(engine, "check_support", check)
     monkeypatch.setattr(memory, "has_jax_started", lambda: False)
     with pytest.raises(KeyboardInterrupt):
         engine.build_engine(EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False, **settings))
@@ -172,7 +176,7 @@ def test_a_process_that_has_started_jax_is_not_tested(
 ) -> None:
     jax.devices()
     monkeypatch.setattr(self_test, "has_accelerator_support", lambda platforms: True)
-    monkeypatch.setattr(OneHost, "devices", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Host, "devices", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         engine.build_engine(EngineConfig("preset:llama-3-8b", tokenizer="byte", progress=False))
     assert "JAX has started" in caplog.text

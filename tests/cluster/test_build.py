@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import jax
 import pytest
 
+from orca_jax.assembly.choices import DeviceChoices
 from orca_jax.assembly.cluster import _least_free
 from orca_jax.assembly.devices import devices_each, mesh_devices
+from orca_jax.assembly.support import Facts
 from orca_jax.cluster.messages import HostDevices
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
@@ -30,7 +32,7 @@ TWELVE_HEADS = read_model_config("preset:gpt2")
 )
 def test_devices_of_each_process(tensor: int | None, stages: int, most: int, nnodes: int, expected: int) -> None:
     config = EngineConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
-    assert devices_each(config, TWELVE_HEADS, most, nnodes) == expected
+    assert devices_each(Facts(config, nnodes, TWELVE_HEADS), most) == expected
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_devices_of_each_process(tensor: int | None, stages: int, most: int, nno
 )
 def test_unequal_numbers_are_refused(tensor: int | None, nnodes: int, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint) as error:
-        devices_each(EngineConfig(tensor_parallel_size=tensor), TWELVE_HEADS, 8, nnodes)
+        devices_each(Facts(EngineConfig(tensor_parallel_size=tensor), nnodes, TWELVE_HEADS), 8)
     assert error.value.param == "tensor_parallel_size"
 
 
@@ -60,7 +62,7 @@ def test_the_leaders_devices_are_the_last(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_least_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes on one machine share its memory; a third machine has more."""
-    monkeypatch.setattr("orca_jax.assembly.cluster._own_devices", lambda config: HostDevices("cpu", 1000))
+    monkeypatch.setattr("orca_jax.assembly.cluster._own_devices", lambda wanted: HostDevices("cpu", 1000))
     reports = [HostDevices("cpu", 1000), HostDevices("cpu", 5000)]
-    assert _least_free(reports, [2, 2, 1], jax.devices(), EngineConfig()) == 500
-    assert _least_free(reports, [2, 2, 1], jax.devices(), EngineConfig(num_pages=5)) is None
+    assert _least_free(reports, [2, 2, 1], jax.devices(), DeviceChoices()) == 500
+    assert _least_free(reports, [2, 2, 1], jax.devices(), DeviceChoices(needs_memory=False)) is None

@@ -14,8 +14,8 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly import resolve
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.executor import PlacedStage
-from orca_jax.assembly.scheduler import num_rows
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
@@ -99,7 +99,7 @@ def placed_on_gpu(model: ModelConfig, *, is_random: bool) -> Any:
     shapes = shapes_of(model)
     shapes.unstack()
     mesh = tensor_mesh(jax.devices()[:1])
-    device, weights = Mock(jax.Device, platform="gpu"), SimpleNamespace(is_random=is_random)
+    device, weights = Mock(jax.Device, platform="gpu"), SimpleNamespace(is_random=is_random, dtype="bfloat16")
     stages = (PlacedStage(mesh, shapes),)
     return SimpleNamespace(platform="gpu", devices=[device], stages=stages, mesh=mesh, weights=weights)
 
@@ -123,7 +123,7 @@ def test_the_engine_allocates_its_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("orca_jax.exec.cache._rounded", lambda number: number)  # it would hide small holes
-    model, memory, settings = MODELS[name], BestFit(int(CARDS[card] * SHARE)), EngineConfig("model")
+    model, memory, settings = MODELS[name], BestFit(int(CARDS[card] * SHARE)), choices_of(EngineConfig("model"))
     placed = placed_on_gpu(model, is_random=source == "random")
 
     def size() -> CacheConfig:
@@ -135,7 +135,7 @@ def test_the_engine_allocates_its_pages(
         return
     config = size()
     weights = (draw if source == "random" else read_files)(memory, model, temporary)
-    allocate_pages(memory, model, config, workspace_bytes(model, 2048, num_rows(settings), 8192))
+    allocate_pages(memory, model, config, workspace_bytes(model, 2048, settings.requests.num_rows, 8192))
     assert weights is not None, "held until here"
 
 

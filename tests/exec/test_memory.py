@@ -85,7 +85,7 @@ def stop(*args, **options):
     raise SystemExit
 
 engine.dtype_of = stop  # on a CPU, the next step refuses the setting
-engine.build_engine(EngineConfig("demo", gpu_memory_utilization=0.7, progress=False))
+engine.build_engine(EngineConfig("demo", gpu_memory_utilization=0.7, kernel_self_test=False, progress=False))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "0.7\n", done.stderr
@@ -109,12 +109,14 @@ THREADS = """
 import os
 from pathlib import Path
 from orca_jax.assembly.devices import claim_devices
+from orca_jax.assembly.support import Facts
 from orca_jax.config import EngineConfig
 from orca_jax.exec import host, memory
 from orca_jax.model.describe import read_model_config
 
 host.num_processors = memory.num_processors = lambda: 3  # of a control group
-claim_devices(EngineConfig("preset:gpt2-tiny"), read_model_config("preset:gpt2-tiny", None))
+model = read_model_config("preset:gpt2-tiny", None)
+claim_devices(Facts(EngineConfig("preset:gpt2-tiny"), model=model))
 names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 print(names.count("tf_XLAEigen"), names.count("tf_XLAExecute"))
 """

@@ -18,6 +18,7 @@ from lab.simulated.cost import FeatureCost
 from lab.simulated.features import fit_features
 from lab.simulated.held_out import compared, figures_of
 from lab.simulated.prediction import predicted_run, scaled_cost, skewed_lengths
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bench.feed import advance
 from orca_jax.cache_spec import one_group
@@ -51,13 +52,15 @@ class Lab:
     """A laboratory in virtual time."""
 
     def __init__(self) -> None:
-        scheduler, pool = build_scheduling(settings_of(parse_system("orca(16)"), CONFIG), TOY_MODEL, 1024, CACHE, 128)
+        scheduler, pool = build_scheduling(
+            choices_of(settings_of(parse_system("orca(16)"), CONFIG)), TOY_MODEL, 1024, CACHE, 128
+        )
         engine = Engine(SimExecutor(TRUE, VirtualClock(), {}), scheduler, pool)
         self.laboratory = Laboratory(engine, CONFIG, TOY_MODEL, 1024, 0.25, self.reschedule, HEAD)
 
     def reschedule(self, config: EngineConfig) -> None:
         engine = self.laboratory.engine
-        engine.scheduler, engine.pool = build_scheduling(config, TOY_MODEL, 1024, CACHE, 128)
+        engine.scheduler, engine.pool = build_scheduling(choices_of(config), TOY_MODEL, 1024, CACHE, 128)
 
     def record(self, name: str, requests: list[Lengths], arrivals: list[float]) -> tuple[RunResult, Timeline]:
         self.reschedule(settings_of(parse_system(name), CONFIG))

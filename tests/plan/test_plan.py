@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.executor import place_model
 from orca_jax.assembly.resolve import resolve
 from orca_jax.config import EngineConfig, ModelConfig
@@ -97,7 +98,7 @@ def test_pages_are_those_of_the_engine(tensor: int, stages: int, monkeypatch: py
     placed = place_model(
         "preset:gpt2-tiny", TINY, dtype="float32", load_format="auto", seed=0, devices=devices, num_stages=stages
     )
-    cache = resolve(config, TINY, LENGTH, placed).cache
+    cache = resolve(choices_of(config), LENGTH, placed).cache
     kind = Accelerator("cpu", memory / number, 0, 0, 0, number, "this machine")
     planned = fit(TINY, Split(tensor, stages), kind, replace(DEMAND, max_num_seqs=16, utilization=0.9))
     assert (planned.shortage, planned.cache.num_blocks[0]) == (0, cache.num_blocks[0])

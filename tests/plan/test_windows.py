@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orca_jax.assembly.choices import PAGE_SIZE, choices_of
 from orca_jax.assembly.executor import place_model
-from orca_jax.assembly.resolve import PAGE_SIZE, resolve
+from orca_jax.assembly.resolve import resolve
 from orca_jax.cache_spec import LayerCache, LayerGroup, PageShape, form_groups
 from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.model.describe import read_model_config
@@ -118,7 +119,7 @@ def test_blocks_are_those_of_the_engine(
     config = EngineConfig(max_num_seqs=8, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
     loading = {"dtype": "float32", "load_format": "dummy", "seed": 0}
     placed = place_model(str(tmp_path), model, devices=jax.devices()[:number], num_stages=stages, **loading)
-    cache = resolve(config, model, 4096, placed).cache
+    cache = resolve(choices_of(config), 4096, placed).cache
     kind = Accelerator("cpu", memory / number, 0, 0, 0, number, "this machine")
     demand = Demand("float32", "float32", 0.9, max_num_seqs=8, max_model_len=4096)
     planned = fit(model, Split(tensor, stages), kind, demand)

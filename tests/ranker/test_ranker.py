@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.rank_correlation import kendall_tau
+from orca_jax.assembly.choices import choices_of
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.bundled import demo_directory, ranker_directory
 from orca_jax.cache_spec import one_group
@@ -152,14 +153,14 @@ def test_settings_that_name_one(tmp_path: Path) -> None:
     model = read_model_config(str(demo_directory()))
     cache = CacheConfig(one_group(model.layer_caches), (64,), 16, "float32")
     config = EngineConfig(scheduler="chunked", scheduling_policy="shortest", length_predictor="demo")
-    _, pool = build_scheduling(config, model, 256, cache, 64)
+    _, pool = build_scheduling(choices_of(config), model, 256, cache, 64)
     assert pool.predictor.name == "learned"
     with pytest.raises(ConfigError, match="vocabulary of 2048 ids") as error:
-        build_scheduling(config, TOY_MODEL, 256, cache, 64)
+        build_scheduling(choices_of(config), TOY_MODEL, 256, cache, 64)
     assert error.value.param == "length_predictor"
     for name in ("median", str(tmp_path / "nowhere")):
         with pytest.raises(ConfigError, match="length_predictor must be"):
-            build_scheduling(replace(config, length_predictor=name), model, 256, cache, 64)
+            build_scheduling(choices_of(replace(config, length_predictor=name)), model, 256, cache, 64)
 
 
 def test_the_bundled_one_is_small() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca_jax.assembly.settings import ORDERINGS
+from orca_jax.assembly.choices import ORDERINGS
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.orderings.priority import Priority
 from tests.sched.lab import Lab, Shape, run_lab

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from orca_jax.assembly.settings import ORDERINGS
+from orca_jax.assembly.choices import ORDERINGS
 from orca_jax.request import SamplingParams
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca_jax.assembly.settings import ORDERINGS
+from orca_jax.assembly.choices import ORDERINGS
 from orca_jax.errors import RequestError
 from orca_jax.request import MAX_PRIORITY, SamplingParams, Urgency
 from orca_jax.sched.kv import KVManager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orca_jax.assembly.settings import ORDERINGS
+from orca_jax.assembly.choices import ORDERINGS
 from orca_jax.config import EngineConfig
 from orca_jax.link.open_files import MAX_OPEN_FILES
 from orca_jax.plan.__main__ import make_parser as plan_parser

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from orca_jax.assembly.draft_model import describe_draft
+from orca_jax.assembly.choices import choices_of
+from orca_jax.assembly.described import Described, describe_draft
 from orca_jax.assembly.support import quantised
 from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.errors import ConfigError
@@ -13,6 +14,7 @@ from orca_jax.layer_config import ResidualFactors, SumFactors
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.stages import LayerSpan, of_span
+from orca_jax.text.grammar import GrammarFactory
 from orca_jax.text.tokenizer import ByteTokenizer
 from tests.assembly.divisible import check_divisible
 from tests.model.states.hybrids import write
@@ -105,9 +107,12 @@ def test_what_states_cannot_do(name: str, settings: dict[str, Any], reason: str,
 
 def test_a_draft_model_has_no_states(tmp_path: Path) -> None:
     write("lfm3-0", tmp_path)
-    draft = EngineConfig(speculative_config=SpeculativeConfig("draft_model", 2, model=str(tmp_path)))
+    config = EngineConfig(speculative_config=SpeculativeConfig("draft_model", 2, model=str(tmp_path)))
+    drafts, words, model = choices_of(config).drafts, ByteTokenizer(), read_model_config(tmp_path)
+    target = Described(config, "", "", model, words, GrammarFactory(words, model.vocab_size, ()), 32)
+    assert drafts is not None
     with pytest.raises(ConfigError, match=r"draft model .*: lfm3 keeps states, which cannot go back") as caught:
-        describe_draft(draft, read_model_config(tmp_path), ByteTokenizer(), 32)
+        describe_draft(EngineConfig(str(tmp_path)), drafts, target)
     assert caught.value.param == "speculative_config"
 
 
