@@ -290,18 +290,19 @@ def copy_blocks(pages: KVPages, blocks: Int[Array, "C 2"], num_blocks: int) -> K
         num_blocks: blocks of the pool.
     """
 
-    def copy(index: Int[Array, ""], pages: KVPages) -> KVPages:
-        source, target = blocks[index, 0], blocks[index, 1]
+    num_layers = jax.tree.leaves(pages)[0].shape[0] // num_blocks
+
+    def copy_page(index: Int[Array, ""], pages: KVPages) -> KVPages:
+        source, target = blocks[index // num_layers] + index % num_layers * num_blocks
 
         def of_array(values: Array) -> Array:
-            by_block = values.reshape(-1, num_blocks, *values.shape[1:])
-            block = lax.dynamic_index_in_dim(by_block, source, axis=1)
-            return lax.dynamic_update_slice_in_dim(by_block, block, target, axis=1).reshape(values.shape)
+            return lax.dynamic_update_index_in_dim(values, lax.dynamic_index_in_dim(values, source), target, 0)
 
         copied: KVPages = jax.tree.map(of_array, pages)
         return copied
 
-    return lax.fori_loop(0, blocks.shape[0], copy, pages)
+    # Pages are indexed as they lie: XLA writes the whole pool again if the update is within a reshape.
+    return lax.fori_loop(0, blocks.shape[0] * num_layers, copy_page, pages)
 
 
 def largest_stored(dtype: jnp.dtype) -> float:

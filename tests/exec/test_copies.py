@@ -32,15 +32,18 @@ def test_a_block_is_copied_with_its_scales(layout: PageLayout, dtype: PageDType)
         assert np.array_equal(np.asarray(after), expected.reshape(before.shape))
 
 
+@pytest.mark.parametrize("num_copies", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_copy_is_made_in_place(layout: PageLayout) -> None:
-    """A copy of the cache, or of one layer of it, would show in the temporary memory."""
+def test_a_copy_is_made_in_place(layout: PageLayout, num_copies: int) -> None:
+    """A copy of the cache shows in the temporary memory, or in the bytes that a fused update passes through."""
     num_blocks = 500
     pages = pages_shape(layout, 4 * num_blocks, 2, 8, 16, jnp.dtype("float32"))
     program = jax.jit(partial(copy_blocks, num_blocks=num_blocks), donate_argnums=0)
-    alias, temp = memory_of(program.lower(pages, jax.ShapeDtypeStruct((2, 2), jnp.int32)).compile())
+    compiled = program.lower(pages, jax.ShapeDtypeStruct((num_copies, 2), jnp.int32)).compile()
+    alias, temp = memory_of(compiled)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pages))
     assert alias >= size and temp <= 4 * size // num_blocks + 1024
+    assert compiled.cost_analysis()["bytes accessed"] < size / 10
 
 
 @few
