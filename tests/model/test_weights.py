@@ -158,12 +158,6 @@ def test_progress_counts_to_the_end(tmp_path: Path) -> None:
     assert seen == [(done, total) for done in range(1, total + 1)]
 
 
-def test_a_preset_has_nothing_to_read() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_decoder("preset:gpt2", dtype="float32", mesh=mesh_of(1), load_format="safetensors")
-    assert caught.value.param == "load_format"
-
-
 def logged(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
 

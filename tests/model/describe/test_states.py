@@ -92,10 +92,7 @@ SPECULATION = SpeculativeConfig("ngram", 2)
 
 
 @pytest.mark.parametrize("name", ["lfm3-0"])
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [({"speculative_config": SPECULATION}, "cannot go back"), ({"enable_lora": True}, "attention in all layers")],
-)
+@pytest.mark.parametrize(("settings", "reason"), [({"speculative_config": SPECULATION}, "cannot go back")])
 def test_what_states_cannot_do(name: str, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     model, (setting,) = read_model_config(tmp_path), settings
