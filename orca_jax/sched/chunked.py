@@ -27,15 +27,16 @@ class ChunkedScheduler:
     is admitted; otherwise it could compete with newcomers for ever.
 
     In a pipeline of `num_stages` devices the token drawn by plan j leaves the last stage when the first stage is free
-    for plan j + num_stages. So a request whose newest token is on its way is in no plan, and no more iterations are in
-    flight than stages. Chunks of a prompt draw nothing: they may be in consecutive plans. No plan draws tokens for more
-    than an equal share of the requests, so that every stage has work.
+    for plan j + num_stages. So a request whose newest token is still on its way from plan j may be in plan k if
+    k - j >= num_stages. Chunks of a prompt draw nothing: they may be in consecutive plans. No plan draws tokens for
+    more than an equal share of the requests, so that every stage has work.
 
     Args:
         max_bs: the largest number of requests in an iteration. `max_bs * num_stages` of them may run.
         token_budget: tokens of an iteration, at least `max_bs`.
         ordering: the order of urgency.
-        depth: iterations in flight. On one stage, two or more overlap the host's work with the device's.
+        depth: iterations in flight. One more than stages overlaps the host's work on one with the devices' work on the
+            others.
         watermark: blocks to keep free when a request is admitted beside others, for their next tokens.
         num_stages: devices in the pipeline.
     """
@@ -52,7 +53,6 @@ class ChunkedScheduler:
         watermark: BlockCount = 0,
         num_stages: int = 1,
     ) -> None:
-        assert num_stages == 1 or depth <= num_stages, f"{depth} iterations in flight in {num_stages} stages"
         self.max_bs = max_bs
         self.token_budget = token_budget
         self.ordering = ordering
@@ -78,9 +78,7 @@ class ChunkedScheduler:
         )
         running = [request for request in self.ordering.running(pool) if not (request.finish_reason or request.aborted)]
         chunks = []
-        for request in running:
-            if request.num_pending and self.num_stages > 1:
-                continue  # its token is on its way through the stages
+        for request in self._able(running, pool):
             num_left = request.num_left
             if num_left == 1:
                 draft.resume(request, 1, running)
@@ -97,6 +95,13 @@ class ChunkedScheduler:
     def may_return(self, request: Request) -> bool:
         """Always true: a token is delivered as soon as its iteration has returned."""
         return True
+
+    def _able(self, running: Sequence[Request], pool: RequestPool) -> Sequence[Request]:
+        """The running requests without a token on its way through the stages."""
+        if self.num_stages == 1:
+            return running
+        last = pool.num_plans - self.num_stages
+        return [request for request in running if not request.num_pending or request.drawn_in <= last]
 
     def _share(self, pool: RequestPool) -> int:
         """The requests that may run, divided by the stages."""

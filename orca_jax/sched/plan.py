@@ -34,7 +34,7 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
     members = []
     copies: list[BlockCopy] = []
     for request, num_tokens, drafts, hit in choices:
-        member = _member(request, num_tokens, pool, drafts)
+        member = _member(request, num_tokens, pool, iteration, drafts)
         if request.request_id in new_ids:
             if hit.sources:
                 copies += _copies(member, hit)
@@ -48,6 +48,7 @@ def make_plan(iteration: int, selection: Selection, pool: RequestPool, now: floa
             pool.kv.drop(hit.sources)
     if pool.kv.states is not None:
         members = _with_states(members, [choice.request for choice in choices], pool.kv.states, pool.reuse)
+    pool.num_plans = iteration + 1
     writes = pool.adapters.take_writes() if pool.adapters.writes else ()
     return StepPlan(iteration, tuple(members), writes, tuple(copies))
 
@@ -80,7 +81,7 @@ def _copies(member: Member, hit: Hit) -> list[BlockCopy]:
     ]
 
 
-def _member(request: Request, num_tokens: int, pool: RequestPool, drafts: Sequence[int]) -> Member:
+def _member(request: Request, num_tokens: int, pool: RequestPool, iteration: int, drafts: Sequence[int]) -> Member:
     """The work of a request as nearly all members have it; the positions are those of the fields."""
     row, kv = request.row, pool.kv
     assert row is not None, f"{request.request_id} was not admitted"
@@ -93,7 +94,7 @@ def _member(request: Request, num_tokens: int, pool: RequestPool, drafts: Sequen
     num_old_blocks = kv.num_pages_of(row)
     num_drafts = len(drafts)
     new_blocks = kv.allocate(row, end + num_drafts)
-    pool.start(request, end + num_drafts, is_sampling)
+    pool.start(request, iteration, end + num_drafts, is_sampling)
     ids = () if start >= num_known else request.ids_from(start, num_tokens)
     if num_drafts:
         assert is_sampling and end == num_known, f"{request.request_id}: proposals for a token that is not known"

@@ -66,6 +66,7 @@ class RequestPool:
         self._live: OrderedDict[str, Request] = OrderedDict()
         self._undelivered: dict[str, Request] = {}  # requests with new ids or an end
         self.num_arrived = 0  # requests ever added
+        self.num_plans = 0  # plans ever made: the number of the next one
         self.num_sets = 0  # of allowed ids ever computed
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
         self.num_cache_queries = 0  # prompt tokens of all requests ever admitted
@@ -193,13 +194,14 @@ class RequestPool:
             request.state = State.INITIATION
             request.num_pending = 0
 
-    def start(self, request: Request, num_computed: int, is_sampling: bool) -> None:
-        """Mark a request as running; a plan computes its tokens up to `num_computed` (lines 6-7)."""
+    def start(self, request: Request, iteration: int, num_computed: int, is_sampling: bool) -> None:
+        """Mark a request as running; plan `iteration` computes its tokens up to `num_computed` (lines 6-7)."""
         request.state = State.RUNNING
         request.in_flight += 1
         request.num_computed = num_computed
         if is_sampling:
             request.num_pending += 1
+            request.drawn_in = iteration
 
     def allowed(self, plan: StepPlan) -> list[TokenSet]:
         """The allowed ids of the constrained members of a plan, no set empty; for `Executor.constrain`.

@@ -55,6 +55,7 @@ class Request:
     row: int | None = None  # held from the first iteration to the end, or to a preemption
     in_flight: int = 0  # iterations submitted and not yet collected
     num_pending: int = 0  # tokens sampled by these: they are on the device only
+    drawn_in: int = -1  # the number of the last plan that samples a token of it
     adapter: Adapter | None = None
     slot: int = 0  # of the adapter, while the request has a row
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission

@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[SchedulerName, dict[str, Any], bool]] = {
     "chunked, overlapped": ("chunked", {"depth": 2}, False),
     "chunked, three ahead": ("chunked", {"depth": 4, "check_in_interval": 3}, False),
     "chunked, speculation": ("chunked", {"depth": 2}, True),
-    "chunked, stages": ("chunked", {"depth": 2, "stages": 2}, False),
+    "chunked, stages": ("chunked", {"depth": 3, "stages": 2}, False),
 }
 
 

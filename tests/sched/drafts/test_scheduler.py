@@ -64,7 +64,7 @@ SHAPES: list[tuple[SchedulerName, dict[str, Any]]] = [
     ("chunked", {"max_bs": 4, "shape": Shape()}),
     ("chunked", {"max_bs": 4, "shape": Shape(depth=1, num_pages=18)}),
     ("chunked", {"max_bs": 4, "shape": Shape(num_pages=18, budget=6)}),
-    ("chunked", {"max_bs": 2, "shape": Shape(depth=2, stages=2)}),
+    ("chunked", {"max_bs": 2, "shape": Shape(depth=3, stages=2)}),
 ]
 
 
