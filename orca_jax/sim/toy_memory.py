@@ -2,18 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from orca_jax.cache_spec import NO_BLOCK, LayerGroup
 from orca_jax.step import BlockCopy, Member, RowSampling
 
-
-class _Slot(NamedTuple):
-    """One token in a block."""
-
-    token: int
-    adapter: int
-    total: int  # the model's sum up to this position
+_Slot = tuple[int, int, int]
+"""One token in a block: its id, its adapter, and the model's sum up to its position."""
 
 
 @dataclass(slots=True)
@@ -23,6 +17,7 @@ class ToyRow:
     request_id: str
     sampling: RowSampling
     blocks: tuple[list[int], ...]  # by group; `NO_BLOCK` where the row never had one, or has left it
+    num_left: list[int]  # by group; blocks before these were left
     ids: list[int] = field(default_factory=list)  # the context; without meaning where a prefix hit left it out
     sums: list[int] = field(default_factory=list)  # the model's sum after each position
     start: int = 0  # of the last member
@@ -139,16 +134,18 @@ class ToyMemory:
         adapter = self._adapter_of(row)
         row.ids += ids
         for position, token in enumerate(ids, start=row.start):
-            number, slot = divmod(position, self._page_size)
             total += (position + 1) * (token + 1 + adapter)
             row.sums.append(total)
-            for group, layers in enumerate(self._groups):
-                block = row.blocks[group][number]
+            number, slot = divmod(position, self._page_size)
+            written = (token, adapter, total)
+            for group, (layers, blocks) in enumerate(zip(self._groups, row.blocks, strict=True)):
+                block, pool = blocks[number], layers.pool
                 assert block != NO_BLOCK, f"{row.request_id} writes position {position} into a block that it has left"
-                assert self._readers[layers.pool][block] == {(index, group)}, (
+                readers = self._readers[pool][block]
+                assert len(readers) == 1 and (index, group) in readers, (
                     f"{row.request_id} writes into page {block}, which is shared"
                 )
-                self._slots[layers.pool][block][slot] = _Slot(token, adapter, total)
+                self._slots[pool][block][slot] = written
 
     def check(self, index: int) -> None:
         """Check a row's blocks: they must hold the tokens written for it, as far as its last member reads them."""
@@ -156,7 +153,7 @@ class ToyMemory:
         for group, layers in enumerate(self._groups):
             for position in range(layers.first_needed(row.start), len(row.sums)):
                 found = self._read(index, group, position)
-                assert found.total == row.sums[position], f"{row.request_id}: another request wrote into its pages"
+                assert found[2] == row.sums[position], f"{row.request_id}: another request wrote into its pages"
 
     def _read(self, index: int, group: int, position: int) -> _Slot:
         """A token of a row, read back through its table of blocks."""
@@ -167,7 +164,7 @@ class ToyMemory:
         readers, found = self._readers[pool][block], self._slots[pool][block][slot]
         assert (index, group) in readers, f"page {block} of {row.request_id} was given to row {min(readers)[0]} too"
         assert found is not None, f"{row.request_id} reads position {position}, which was never written"
-        assert found.adapter == self._adapter_of(row), f"{row.request_id} reads a page of another adapter"
+        assert found[1] == self._adapter_of(row), f"{row.request_id} reads a page of another adapter"
         return found
 
     def _adapter_of(self, row: ToyRow) -> int:
@@ -179,7 +176,7 @@ class ToyMemory:
         """The state of a member's row with the new blocks appended; a new holder starts with an empty row."""
         if member.sampling is not None:
             lists = tuple([list[int]() for _ in self._groups])
-            self._rows[member.row] = ToyRow(member.request_id, member.sampling, lists)
+            self._rows[member.row] = ToyRow(member.request_id, member.sampling, lists, [0] * len(lists))
             assert member.num_old_blocks == 0, f"{member.request_id} is new in row {member.row} and has old blocks"
         row = self._rows[member.row]
         assert row.request_id == member.request_id, f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"
@@ -187,21 +184,29 @@ class ToyMemory:
         assert member.num_old_blocks == num_pages, (
             f"{member.request_id} has {num_pages} blocks, but the plan has {member.num_old_blocks}"
         )
-        new = member.new_blocks or [()] * len(self._groups)
-        assert len({len(blocks) for blocks in new}) == 1, (
-            f"{member.request_id}: groups have different numbers of blocks"
-        )
-        for group, (layers, blocks) in enumerate(zip(self._groups, new, strict=True)):
-            self._leave(member, group)
+        for group, layers in enumerate(self._groups):
+            first = layers.first_needed(member.start) // self._page_size
+            assert first >= row.num_left[group], f"{member.request_id} lacks blocks of group {group}"
+            if first > row.num_left[group]:
+                self._leave(member.row, group, first)
+        if member.new_blocks:
+            self._extend(member, row)
+        if member.sampling is not None and member.start:
+            self._resume(member)
+        return row
+
+    def _extend(self, member: Member, row: ToyRow) -> None:
+        """Append the new blocks of a plan to a row, as many in each group."""
+        num_pages, num_new = len(row.blocks[0]), len(member.new_blocks[0])
+        for group, blocks in enumerate(member.new_blocks):
+            assert len(blocks) == num_new, f"{member.request_id}: groups have different numbers of blocks"
             for number, block in enumerate(blocks, start=num_pages):
                 if block != NO_BLOCK:
                     self._take(member, group, number, block)
             row.blocks[group].extend(blocks)
-            first = layers.first_needed(member.start) // self._page_size
-            assert NO_BLOCK not in row.blocks[group][first:], f"{member.request_id} lacks blocks of group {group}"
-        if member.sampling is not None and member.start:
-            self._resume(member)
-        return row
+            assert NO_BLOCK not in blocks[max(0, row.num_left[group] - num_pages) :], (
+                f"{member.request_id} lacks blocks of group {group}"
+            )
 
     def _take(self, member: Member, group: int, number: int, block: int) -> None:
         """Let a row read a block that another request filled with the same ids, or clear one of its own."""
@@ -213,13 +218,15 @@ class ToyMemory:
         if (pool, block) not in self._copied:
             self._slots[pool][block] = [None] * self._page_size
 
-    def _leave(self, member: Member, group: int) -> None:
-        """Take the blocks that no later token reads from a row: the host may have given them to another one."""
-        blocks, pool = self._rows[member.row].blocks[group], self._groups[group].pool
-        for number in range(min(self._groups[group].first_needed(member.start) // self._page_size, len(blocks))):
+    def _leave(self, index: int, group: int, first: int) -> None:
+        """Take the blocks before the `first` from a row: the host may have given them to another one."""
+        row, pool = self._rows[index], self._groups[group].pool
+        blocks = row.blocks[group]
+        for number in range(row.num_left[group], min(first, len(blocks))):
             if blocks[number] != NO_BLOCK:
-                self._readers[pool][blocks[number]].discard((member.row, group))
+                self._readers[pool][blocks[number]].discard((index, group))
                 blocks[number] = NO_BLOCK
+        row.num_left[group] = first
 
     def _resume(self, member: Member) -> None:
         """Read the context of a new holder that begins with blocks of the prefix cache."""
@@ -227,8 +234,8 @@ class ToyMemory:
         first = [layers.first_needed(member.start) for layers in self._groups]
         group = first.index(min(first))  # it has the most
         found = [self._read(member.row, group, position) for position in range(first[group], member.start)]
-        row.ids = [0] * first[group] + [slot.token for slot in found]
-        row.sums = [0] * first[group] + [slot.total for slot in found]
+        row.ids = [0] * first[group] + [token for token, _, _ in found]
+        row.sums = [0] * first[group] + [total for _, _, total in found]
 
     def _check_claims(self, member: Member, ids: list[int]) -> None:
         assert member.is_sampling or not member.is_constrained, (
