@@ -85,6 +85,7 @@ class EngineSummary:
     kv_groups: tuple[WindowBlocks, ...] = ()  # of a model with windows
     kv_pools: tuple[int, ...] = ()  # blocks of each pool, if there are several
     kv_states: StateBlocks | None = None  # of a model with states
+    kv_bytes: int = 0  # of the KV cache on all devices; a CPU takes them as they are used
 
     def line(self, model: str) -> str:
         """Return the line of text about this engine for logs and terminals."""
@@ -98,13 +99,19 @@ class EngineSummary:
         parts = (
             f"{model} {place}",
             f"context of {self.max_model_len:,} tokens",
-            f"{cache} of {self.kv_tokens:,} tokens ({self.kv_requests:,} full requests){self._blocks()}",
+            f"{cache} of {self.kv_tokens:,} tokens ({self.kv_requests:,} full requests){self._blocks()}{self._bytes()}",
             "" if self.kv_states is None else self.kv_states.text(),
             f"scheduler {self.scheduler}, at most {self.token_budget:,} tokens at once",
             programs,
             f"ready after {start.text()}",
         )
         return "; ".join(filter(None, parts))
+
+    def _bytes(self) -> str:
+        """The bytes of the cache, as an addition to the line."""
+        if not self.kv_bytes:
+            return ""
+        return f", {'at most ' if self.device == 'cpu' else ''}{self.kv_bytes / 2**30:.2f} GiB"
 
     def _blocks(self) -> str:
         """The blocks of a model with windows, as an addition to the line."""

@@ -92,10 +92,11 @@ def test_the_total_begins_in_another_process() -> None:
 def test_the_line_about_an_engine() -> None:
     start = StartReport({"import": 2.14, "load": 0.5, "trace": 0.01, "compile": 8.0, "warm_up": 0.7}, 12.34, 16, 12)
     summary = EngineSummary(1024, 73600, 71, 128, "chunked", start, "cpu", 2, "bfloat16", "float32", "xla")
+    summary = replace(summary, kv_bytes=3 * 2**29)
     assert summary.line("demo") == (
         "demo on 2 x cpu, bfloat16, attention by xla; context of 1,024 tokens; float32 KV cache of 73,600 tokens "
-        "(71 full requests); scheduler chunked, at most 128 tokens at once; 16 programs (12 from the cache); ready "
-        "after 12.3 s (import 2.1, load 0.5, compile 8.0, warm-up 0.7)"
+        "(71 full requests), at most 1.50 GiB; scheduler chunked, at most 128 tokens at once; 16 programs (12 from the "
+        "cache); ready after 12.3 s (import 2.1, load 0.5, compile 8.0, warm-up 0.7)"
     )
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -40,9 +41,7 @@ def refuse_update(facts: Facts, source: Any) -> PutInPlace:
     raise AssertionError("the update is refused")
 
 
-def refuse_toy(source: Any) -> PutInPlace:
-    """Refuse an update of the toy. Raises ConfigError."""
-    return refuse_update(Facts(EngineConfig(TOY)), source)
+refuse_toy: PrepareUpdate = partial(refuse_update, Facts(EngineConfig(TOY)))
 
 
 @dataclass(frozen=True)
@@ -132,6 +131,7 @@ def summary_of(
     )
     if placed is None:
         return summary
+    from orca_jax.exec.cache import stage_bytes
     from orca_jax.exec.states import layer_bytes
 
     cache, dtype = header.cache, placed.weights.dtype
@@ -149,6 +149,7 @@ def summary_of(
         kv_groups=_by_window(cache.groups, kv.page_size, longest, most),
         kv_pools=kv.num_blocks if len(kv.num_blocks) > 1 else (),
         kv_states=StateBlocks(cache.num_states, kv.num_rows, size) if size else None,
+        kv_bytes=sum(stage_bytes(cache, stage.shapes.span) for stage in placed.stages),
     )
 
 

@@ -146,6 +146,7 @@ def _cache(
 ) -> CacheConfig:
     """Choose type, layout and size of the KV cache; `largest` is the largest launch in tokens."""
     from orca_jax.exec.cache import (
+        USUAL_SHARE,
         free_memory,
         largest_stack,
         size_cache,
@@ -177,6 +178,7 @@ def _cache(
         max_model_len=max_model_len,
         longest=min(largest, max_model_len) if choices.traits.has_token_budget else max_model_len,
         states=states,
+        usual=USUAL_SHARE if placed.platform == "cpu" else 1.0,
     )
 
 

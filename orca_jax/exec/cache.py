@@ -27,6 +27,7 @@ from orca_jax.model.transformer import Decoder
 SNAPSHOT_SHARE = 0.1  # of the memory beside the fewest blocks, for snapshots of states
 NO_STATES = StateDemand()
 CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
+USUAL_SHARE = 0.5  # of what the cache may have on a CPU: more only for the fewest blocks
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: PageDType, layout: PageLayout = "head_major") -> int:
@@ -146,6 +147,7 @@ def size_cache(
     max_model_len: int,
     longest: int,
     states: StateDemand = NO_STATES,
+    usual: float = 1.0,
 ) -> CacheConfig:
     """Size the cache to as many blocks as fit in `memory`, but no more than all rows at full length can use.
 
@@ -161,6 +163,7 @@ def size_cache(
         max_model_len: most tokens of a request.
         longest: most tokens of a request in one iteration.
         states: the blocks of states that the model needs.
+        usual: share of `memory` beyond which the cache has no more than the fewest blocks.
 
     Raises:
         ConfigError: not even the fewest blocks fit.
@@ -181,6 +184,7 @@ def size_cache(
             f"max_model_len, max_num_seqs or page_size, or on an accelerator raise gpu_memory_utilization",
             param="max_model_len",
         )
+    memory = max(needed, int(usual * memory))
     # Every row at full length, and the parts of pages left unused by reservations (see KVManager).
     full = -(-num_rows * (max_model_len + page_size - 1) // page_size)
     most = [

@@ -26,9 +26,10 @@ from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import Programs, compile_stages
 from orca_jax.exec.results import IdleWatch, Launch, Pending, read_results
 from orca_jax.exec.rows import RowTable, VectorSums
-from orca_jax.exec.sampling.programs import Drawn, kind_of_draws, pack_draws, pack_extras, pack_masks
+from orca_jax.exec.sampling.pack import kind_of_draws, pack_draws, pack_extras, pack_masks
+from orca_jax.exec.sampling.programs import Drawn
 from orca_jax.exec.stage import Stage, StageModel, make_path
-from orca_jax.exec.untouched import Populating
+from orca_jax.exec.untouched import give_back
 from orca_jax.model.lora.stacks import zero_values
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet
@@ -122,10 +123,8 @@ class JaxExecutor:
         self.launch_seconds = measured.usual()
         self._longest_seconds = measured.longest(context_factor(model, config.max_model_len))
         self._idle.rest()
-        caches = [stage.state.caches for stage in self.stages]
-        self._populating: Populating | None = None
         if self._shapes.platform == "cpu":
-            self._populating = Populating(jax.tree.leaves(caches), lambda: self._num_in_flight == 0)
+            give_back(jax.tree.leaves([stage.state.caches for stage in self.stages]))
         self.stats.compiles = sum(len(each) for each in programs)
         self._num_before = self._counter.count  # before the first plan
 
@@ -207,8 +206,6 @@ class JaxExecutor:
     def close(self) -> None:
         """Free the cache and stop counting compiles."""
         self._counter.close()
-        if self._populating is not None:
-            self._populating.stop()
         for stage in self.stages:
             stage.close()
 

@@ -12,7 +12,15 @@ from orca_jax.assembly.resolve import can_view, most_snapshots, page_layout
 from orca_jax.cache_spec import form_groups
 from orca_jax.config import CacheConfig, DType, ModelConfig, PageDType, Quantization
 from orca_jax.errors import ConfigError
-from orca_jax.exec.cache import CPU_SHARE, fewest_blocks, size_cache, stage_bytes, weight_bytes, workspace_bytes
+from orca_jax.exec.cache import (
+    CPU_SHARE,
+    USUAL_SHARE,
+    fewest_blocks,
+    size_cache,
+    stage_bytes,
+    weight_bytes,
+    workspace_bytes,
+)
 from orca_jax.exec.states import state_demand
 from orca_jax.model.load import abstract_decoder
 from orca_jax.model.sharding import TENSOR_AXIS, on_shards
@@ -156,10 +164,11 @@ def _fit(
     groups = form_groups(model.layer_caches, length, views=can_view(kind.platform, demand.kv_cache_dtype))
     form = CacheConfig(groups, (), PAGE_SIZE, demand.kv_cache_dtype, page_layout(kind.platform))
     sizes = {"num_rows": num_rows, "max_model_len": length, "longest": min(largest, length)}
+    usual = USUAL_SHARE if kind.platform == "cpu" else 1.0
     states = state_demand(model, demand.dtype, num_rows, most_snapshots(length))
     own, memory = [span for span, _ in parts], room * split.tensor
     try:
-        cache, shortage = size_cache(form, own, memory=memory, states=states, **sizes), 0
+        cache, shortage = size_cache(form, own, memory=memory, states=states, usual=usual, **sizes), 0
     except ConfigError:
         blocks = fewest_blocks(form.groups, page_size=PAGE_SIZE, **sizes)
         cache = replace(form, num_blocks=blocks, num_states=states.fewest)

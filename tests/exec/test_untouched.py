@@ -2,9 +2,7 @@
 
 import gc
 import logging
-import mmap
 import os
-import threading
 from pathlib import Path
 
 import jax
@@ -13,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from orca_jax.exec import untouched as module
-from orca_jax.exec.untouched import Populating, untouched
+from orca_jax.exec.untouched import give_back, untouched
 from orca_jax.model.load import tensor_mesh
 
 SHAPE = jax.ShapeDtypeStruct((64, 8, 2**18), jnp.float32)  # 512 MiB
@@ -45,60 +43,20 @@ def test_memory_is_taken_at_the_first_use(devices: int) -> None:
     array.delete()
 
 
-def can_populate() -> bool:
-    """True on Linux 5.14 or later."""
-    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
-        try:
-            memory.madvise(module._POPULATE_WRITE)
-        except (AttributeError, OSError):
-            return False
-    return True
-
-
-@pytest.mark.skipif(not can_populate(), reason="needs Linux 5.14")
-def test_memory_can_be_taken_without_a_use() -> None:
-    sharding = sharding_over(2)
-    array = untouched(SHAPE, sharding).at[3].set(7.0)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_memory_that_is_given_back_has_zeros(devices: int) -> None:
+    sharding = sharding_over(devices)
+    kept = jax.jit(lambda: jnp.full((64, 8), 3.0), out_shardings=sharding)()
+    array = jax.jit(lambda x: x.at[:].set(7), donate_argnums=0, out_shardings=sharding)(untouched(SHAPE, sharding))
+    jax.block_until_ready(array)
     before = resident()
-    fresh = untouched(SHAPE, sharding)
-    populating = Populating([fresh], lambda: True)
-    populating._thread.join(60)
-    populating.stop()
-    assert not populating._thread.is_alive() and resident() - before > 2**28
-    assert array[3].sum() == 7 * 8 * 2**18, "values stay"
-    array.delete()
-    fresh.delete()
-
-
-@pytest.mark.skipif(not can_populate(), reason="needs Linux 5.14")
-def test_no_memory_is_taken_while_a_launch_runs() -> None:
-    runs, looks = threading.Event(), threading.Semaphore(0)
-    runs.set()
-
-    def is_idle() -> bool:
-        looks.release()
-        return not runs.is_set()
-
-    array = untouched(SHAPE, sharding_over(1))
-    before = resident()
-    populating = Populating([array], is_idle)
-    for _ in range(3):
-        assert looks.acquire(timeout=60)
-    assert resident() - before < 2**27, "it looks, and takes nothing"
-    runs.clear()
-    populating._thread.join(60)
-    assert resident() - before > 2**28
-    populating.stop()
-    array.delete()
-
-
-@pytest.mark.parametrize("is_idle", [True, False])
-def test_it_ends_when_it_is_stopped(is_idle: bool) -> None:
-    array = untouched(SHAPE, sharding_over(1))
-    populating = Populating([array], lambda: is_idle)
-    populating.stop()
-    assert not populating._thread.is_alive()
-    array.delete()
+    give_back([array, kept])
+    assert before - resident() > 2**28
+    assert not array[3, :, ::4096].any() and not array[60, :, ::4096].any()
+    add = jax.jit(lambda x: x.at[2].add(1), donate_argnums=0, out_shardings=sharding)
+    assert add(array)[2].sum() == 8 * 2**18, "it can be written again"
+    assert kept.sum() == 3 * 64 * 8, "less than a page of the system stays as it is"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
@@ -114,23 +72,3 @@ def test_without_the_call_there_are_zeros(monkeypatch: pytest.MonkeyPatch, caplo
         array = untouched(jax.ShapeDtypeStruct((4, 8, 16), jnp.float32), sharding_over(2))
     assert not array.any() and array.sharding.is_equivalent_to(sharding_over(2), 3)
     assert "takes all its memory at once" in caplog.text
-
-
-@pytest.mark.skipif(not can_populate(), reason="needs Linux 5.14")
-def test_it_can_be_stopped_in_its_own_thread() -> None:
-    """The garbage collector may free an engine there."""
-    array, made = untouched(SHAPE, sharding_over(1)), list[Populating]()
-    begun, stopped = threading.Event(), threading.Event()
-
-    def is_idle() -> bool:
-        begun.wait(60)
-        made[0].stop()
-        stopped.set()
-        return True
-
-    made.append(Populating([array], is_idle))
-    begun.set()
-    assert stopped.wait(60)
-    made[0].stop()
-    assert not made[0]._thread.is_alive()
-    array.delete()
