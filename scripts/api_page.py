@@ -7,16 +7,7 @@ from typing import Any
 
 import msgspec
 
-from orca_jax.openai.schema import (
-    PARSERS,
-    chat_parser,
-    completion_parser,
-    detokenize_parser,
-    embedding_parser,
-    messages_parser,
-    responses_parser,
-    tokenize_parser,
-)
+from orca_jax.openai.schema import PARSERS
 from orca_jax.openai.schema.components import request_schemas
 from orca_jax.openai.schema.nested import NESTED
 from orca_jax.openai.schema.parse import BodyParser
@@ -28,7 +19,8 @@ Schema = Mapping[str, Any]
 _HEAD = """# Fields of the API
 
 Generated from the tables in `orca_jax/openai/schema` by `python -m scripts.api_page > docs/api.md`.
-The same tables check every request and produce `/openapi.json`. The first table of an endpoint or object lists the
+The same tables check every request and produce `/openapi.json`; a route that counts or shows the tokens of a request
+takes the fields of this request. The first table of an endpoint or object lists the
 supported fields. The second table lists fields of other servers and of client libraries that cannot change an answer
 here: every value is accepted and ignored. The answer names them in the header `x-orca-ignored-fields`, and the metric
 `orca_jax_ignored_fields_total` counts them, except at values that request nothing. The third table lists fields that
@@ -39,15 +31,6 @@ Any other field is answered with 400 (`unknown_parameter`), or ignored in the sa
 `null` means that a field is not given, for all fields, known or not. A number such as `16.0` is accepted as an integer.
 "Model's `generation_config.json`" is the file in the model directory, or the one set by `--generation-config`.
 """
-_TITLES: Mapping[str, tuple[str, BodyParser[Any]]] = {
-    "CompletionRequest": ("POST /v1/completions", completion_parser),
-    "ChatRequest": ("POST /v1/chat/completions", chat_parser),
-    "MessagesRequest": ("POST /v1/messages and POST /v1/messages/count_tokens", messages_parser),
-    "ResponsesRequest": ("POST /v1/responses", responses_parser),
-    "EmbeddingRequest": ("POST /v1/embeddings", embedding_parser),
-    "TokenizeRequest": ("POST /tokenize", tokenize_parser),
-    "DetokenizeRequest": ("POST /detokenize", detokenize_parser),
-}
 _INT_ENDS = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63", 2**31 - 1: "2^31 - 1"}
 
 
@@ -55,12 +38,12 @@ def api_page() -> str:
     """The text of the page, in Markdown."""
     schemas = request_schemas(["a served name"], {})
     parts = [_HEAD]
-    for name, (title, parser) in _TITLES.items():
-        parts.append(f"## {title}\n")
-        parts.append(_fields(schemas[name], _in_order(parser)))
+    for route, parser in PARSERS.items():
+        parts.append(f"## {route}\n")
+        parts.append(_fields(schemas[parser.kind.__name__], _in_order(parser)))
         parts += _unused(parser.unused)
     parts.append("## Nested objects\n")
-    requests = {parser.kind.__name__ for parser in PARSERS}
+    requests = {parser.kind.__name__ for parser in PARSERS.values()}
     for name in sorted(set(schemas) - requests):
         parts.append(f"### {name}\n")
         parts.append(str(schemas[name].get("description", "")) + "\n")

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -41,7 +40,9 @@ def refuse_update(facts: Facts, source: Any) -> PutInPlace:
     raise AssertionError("the update is refused")
 
 
-refuse_toy: PrepareUpdate = partial(refuse_update, Facts(EngineConfig(TOY)))
+def refuse_toy(source: Any) -> PutInPlace:
+    """Refuse an update of the toy. Raises ConfigError."""
+    return refuse_update(Facts(EngineConfig(TOY)), source)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import Programs, compile_stages
 from orca_jax.exec.results import IdleWatch, Launch, Pending, read_results
 from orca_jax.exec.rows import RowTable, VectorSums
-from orca_jax.exec.sampling.pack import kind_of_draws, pack_draws, pack_extras, pack_masks
-from orca_jax.exec.sampling.programs import Drawn
+from orca_jax.exec.sampling.programs import Drawn, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.stage import Stage, StageModel, make_path
 from orca_jax.exec.untouched import give_back
 from orca_jax.model.lora.stacks import zero_values

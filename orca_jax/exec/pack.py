@@ -1,7 +1,7 @@
 """Packing: a plan becomes one int32 vector for each launch, and named arrays again on the device.
 
 The vector has all inputs of the layers except weights and state; `Layout` has the offset of each array in it. The
-sampler is another program, with its own vector beside the hidden vectors (`sampling/pack.py`).
+sampler is another program, with its own vector beside the hidden vectors (`sampling/programs.py`).
 """
 
 import math

@@ -25,8 +25,13 @@ from orca_jax.exec.pack import Layout
 from orca_jax.exec.program_store import ProgramStore, name_suffix
 from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.draw import Kind
-from orca_jax.exec.sampling.pack import draws_layout, extras_layout
-from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler, plain_kinds
+from orca_jax.exec.sampling.programs import (
+    draws_layout,
+    extras_layout,
+    make_full_sampler,
+    make_plain_sampler,
+    plain_kinds,
+)
 from orca_jax.exec.states import Caches
 from orca_jax.kernels.kv_pages import KVPages, copy_blocks
 from orca_jax.model.lora.stacks import Stacks, stack_specs, value_specs, write_slot

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from orca_jax.exec.layers import flatten_module
 from orca_jax.exec.programs import DeviceState, ProgramName, Programs
 from orca_jax.exec.sampling.draw import Kind
-from orca_jax.exec.sampling.pack import pack_masks
-from orca_jax.exec.sampling.programs import Drawn
+from orca_jax.exec.sampling.programs import Drawn, pack_masks
 from orca_jax.model.transformer import Decoder
 from orca_jax.step import BlockCopy
 

@@ -25,7 +25,7 @@ from orca_jax.openai.params import (
     urgency_of,
 )
 from orca_jax.openai.schema.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
-from orca_jax.openai.schema.completion import CompletionRequest
+from orca_jax.openai.schema.sampling import CompletionRequest
 from orca_jax.request import TokenLogprobs
 from orca_jax.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ import msgspec
 
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.chat import ChatRequest
-from orca_jax.openai.schema.completion import CompletionRequest
+from orca_jax.openai.schema.sampling import CompletionRequest
 from orca_jax.openai.schema.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from orca_jax.request import StructuredOutput
 from orca_jax.text.schemas.keywords import WrongSchemaError

@@ -9,10 +9,9 @@ from orca_jax.link.wire import Submit
 from orca_jax.openai.errors import ApiError, PromptTooLong
 from orca_jax.openai.model import Model, Prompt, Service
 from orca_jax.openai.schema.chat import ChatRequest
-from orca_jax.openai.schema.completion import CompletionRequest
 from orca_jax.openai.schema.embeddings import EmbeddingRequest
 from orca_jax.openai.schema.limits import MAX_ALL_STOPS
-from orca_jax.openai.schema.sampling import UNLIMITED, SamplingFields
+from orca_jax.openai.schema.sampling import UNLIMITED, CompletionRequest, SamplingFields
 from orca_jax.request import SamplingParams, Urgency, candidate_seed
 from orca_jax.text.bad_words import bad_word_ids
 

@@ -7,8 +7,7 @@ from itertools import takewhile
 from orca_jax.errors import RequestError
 from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, TokenSet, Urgency
 from orca_jax.sched.adapters import AdapterRoom, AdapterSlots
-from orca_jax.sched.admission import check_length, check_params, check_prompt
-from orca_jax.sched.constraint import all_tokens, build_constraint
+from orca_jax.sched.admission import all_tokens, build_constraint, check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.prefix import NO_HIT, Hit

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orca_jax.request import RequestMetrics, RequestUpdate, TokenLogprobs
-from orca_jax.sched.constraint import after
+from orca_jax.sched.admission import after
 from orca_jax.sched.request import Request
 from orca_jax.step import NOT_FINITE, Member, MemberResult
 

@@ -23,8 +23,7 @@ from orca_jax.serve.adapters import adapter_routes
 from orca_jax.serve.admin import ADMIN_PATH, admin_routes
 from orca_jax.serve.agents.messages import messages_routes
 from orca_jax.serve.agents.responses import response_routes
-from orca_jax.serve.events import Silence
-from orca_jax.serve.handlers import complete, embed, read_json_body
+from orca_jax.serve.handlers import Silence, complete, embed, read_json_body
 from orca_jax.serve.health import health_routes, root_route
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route

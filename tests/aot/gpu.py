@@ -19,8 +19,7 @@ from orca_jax.exec.compile import Options, compiler_options
 from orca_jax.exec.layers import Weights
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.draw import Kind
-from orca_jax.exec.sampling.pack import draws_layout
-from orca_jax.exec.sampling.programs import make_plain_sampler
+from orca_jax.exec.sampling.programs import draws_layout, make_plain_sampler
 from orca_jax.kernels.kv_pages import PackedPages, RowArrays, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention

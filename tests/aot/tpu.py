@@ -19,8 +19,7 @@ from orca_jax.exec.buckets import sampler_width
 from orca_jax.exec.compile import compile_one, compiler_options
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.adjust import WORD
-from orca_jax.exec.sampling.pack import draws_layout, extras_layout
-from orca_jax.exec.sampling.programs import make_full_sampler, make_plain_sampler
+from orca_jax.exec.sampling.programs import draws_layout, extras_layout, make_full_sampler, make_plain_sampler
 from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, needs_scales, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case

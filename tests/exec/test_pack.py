@@ -10,7 +10,7 @@ from orca_jax.exec.buckets import launches
 from orca_jax.exec.pack import Batch, Kept, Layout, pack
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.sampling.draw import SamplingParameters
-from orca_jax.exec.sampling.pack import (
+from orca_jax.exec.sampling.programs import (
     Draws,
     draws_layout,
     extras_layout,

@@ -312,7 +312,7 @@ def test_nested_fields_are_of_objects_that_exist() -> None:
     assert message["properties"]["provider_specific_fields"]["description"].startswith("Ignored")
 
 
-@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.kind.__name__)
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 def test_no_field_with_an_effect_is_listed_as_unused(parser: BodyParser[Any]) -> None:
     """The document would call such a field ignored, as it did with the id of a tool call."""
     _, schemas = msgspec.json.schema_components([parser.kind])

@@ -37,7 +37,7 @@ from tests.exec.test_executor import PROMPT, make_executor, plan
 from tests.sampling import GREEDY
 from tests.serve.running import Server, running, wait_until
 
-MAX_FILES = 61
+MAX_FILES = 56
 MAX_FORMS = 18
 NUM_CALLS = 5  # only files of all calls count: a heartbeat falls into some of them
 PACKAGE = Path(orca_jax.__file__).parent

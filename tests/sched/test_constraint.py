@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca_jax.request import Constraint, SamplingParams, token_set
-from orca_jax.sched.constraint import AllOf, AllowedTokens, MinTokens, after, all_tokens, build_constraint
+from orca_jax.sched.admission import AllOf, AllowedTokens, MinTokens, after, all_tokens, build_constraint
 
 VOCAB = 6
 

@@ -15,15 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from orca_jax.openai.schema import (
-    chat_parser,
-    completion_parser,
-    detokenize_parser,
-    embedding_parser,
-    messages_parser,
-    responses_parser,
-    tokenize_parser,
-)
+from orca_jax.openai.schema import PARSERS
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.serve.openapi import openapi_document
 from tests.project.source import ROOT, SourceFile, python_files
@@ -31,15 +23,6 @@ from tests.project.source import ROOT, SourceFile, python_files
 PAGE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 
-BODIES: Mapping[str, tuple[str, BodyParser]] = {
-    "completions": ("POST /v1/completions", completion_parser),
-    "chat": ("POST /v1/chat/completions", chat_parser),
-    "messages": ("POST /v1/messages", messages_parser),
-    "responses": ("POST /v1/responses", responses_parser),
-    "embeddings": ("POST /v1/embeddings", embedding_parser),
-    "tokenize": ("POST /tokenize", tokenize_parser),
-    "detokenize": ("POST /detokenize", detokenize_parser),
-}
 METHODS = ("get", "post", "delete")
 UNUSED = "without effect"
 
@@ -61,12 +44,17 @@ def descriptions(parser: BodyParser) -> dict[str, str]:
     return fields
 
 
+def prefix_of(route: str) -> str:
+    """The first word of the items of a body: `chat` for `POST /v1/chat/completions`."""
+    return route.partition("/")[2].removeprefix("v1/").partition("/")[0]
+
+
 @cache
 def items() -> dict[str, str]:
     """Every row: `chat.seed` or a route, with its description."""
     found = routes()
-    for prefix, (_, parser) in BODIES.items():
-        found |= {f"{prefix}.{name}": text for name, text in descriptions(parser).items()}
+    for route, parser in PARSERS.items():
+        found |= {f"{prefix_of(route)}.{name}": text for name, text in descriptions(parser).items()}
     return found
 
 
@@ -116,8 +104,8 @@ def tables() -> str:
     found = marks()
     head = "| {} | what it does here | tested by, under `tests/` |\n|---|---|---|\n"
     parts = ["### Routes\n\n", head.format("route"), *rows("", found)]
-    for prefix, (route, _) in BODIES.items():
-        parts += [f"\n### `{route}`\n\n", head.format("field"), *rows(prefix, found)]
+    for route in PARSERS:
+        parts += [f"\n### `{route}`\n\n", head.format("field"), *rows(prefix_of(route), found)]
     return "".join(parts)
 
 

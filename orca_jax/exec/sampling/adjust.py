@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from orca_jax.exec.rows import Extras
 from orca_jax.exec.sampling.draw import VocabularyShards
-from orca_jax.exec.sampling.fields import Extras
 
 WORD = 32  # columns in a word of a mask
 _STRIDE = 128  # positions of the history that are counted at a time

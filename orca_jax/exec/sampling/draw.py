@@ -26,7 +26,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from orca_jax.exec.sampling.fields import SamplingParameters
+from orca_jax.exec.rows import SamplingParameters
 from orca_jax.model.sharding import TENSOR_AXIS, VOCAB_BLOCK
 
 _WINDOW = 256

@@ -32,15 +32,15 @@ def request_schemas(
         takes_priority: if False, only a `priority` of 0 is allowed.
         takes_unknown: if False, unknown fields must be null.
     """
-    _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS], ref_template=REF)
-    unused = {**NESTED, **{parser.kind.__name__: parser.unused for parser in PARSERS}}
+    _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS.values()], ref_template=REF)
+    unused = {**NESTED, **{parser.kind.__name__: parser.unused for parser in PARSERS.values()}}
     for name, schema in schemas.items():
         if "properties" in schema:
             fields: UnusedFields = unused.get(name, {})
             schema["properties"].update({name: known.schema() for name, known in fields.items()})
             schema["additionalProperties"] = True if takes_unknown else {"type": "null"}
     schemas["CalledTool"]["properties"]["type"]["enum"].append(None)  # like all fields that may be left out
-    for parser in PARSERS:
+    for parser in PARSERS.values():
         properties = schemas[parser.kind.__name__]["properties"]
         properties["model"] = {"enum": [*names, None], "description": properties["model"].get("description", "")}
         if not takes_priority and "priority" in properties:

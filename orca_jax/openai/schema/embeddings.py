@@ -6,9 +6,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.schema.completion import MaxIds
 from orca_jax.openai.schema.limits import MAX_NAME, MAX_PROMPT_IDS, MAX_PROMPTS
-from orca_jax.openai.schema.sampling import CallerId, Seconds, TokenId, within
+from orca_jax.openai.schema.sampling import CallerId, MaxIds, Seconds, TokenId, within
 from orca_jax.request import RANGES, Pooling
 
 type EmbeddingPart = str | list[int]

@@ -14,8 +14,7 @@ from orca_jax.openai.model import Service
 from orca_jax.openai.schema import messages_parser
 from orca_jax.openai.schema.messages import MessagesRequest
 from orca_jax.openai.schema.tolerant import Ignored
-from orca_jax.serve.events import EventStream
-from orca_jax.serve.handlers import answer_whole, headers_of, read_request, report_ignored
+from orca_jax.serve.handlers import EventStream, answer_whole, headers_of, read_request, report_ignored
 from orca_jax.serve.models import json_response
 
 _HEADERS = ("anthropic-beta", VERSION_HEADER)  # of all clients of Anthropic; without effect

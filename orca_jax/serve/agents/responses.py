@@ -16,8 +16,7 @@ from orca_jax.openai.responses.renderer import ResponseRenderer
 from orca_jax.openai.responses.store import ResponseStore, StoredResponse
 from orca_jax.openai.schema import responses_parser
 from orca_jax.openai.schema.tolerant import Ignored
-from orca_jax.serve.events import EventStream, Silence, version_header
-from orca_jax.serve.handlers import headers_of, read_request, report_ignored
+from orca_jax.serve.handlers import EventStream, Silence, headers_of, read_request, report_ignored, version_header
 from orca_jax.serve.models import json_response
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100  # input items in an answer, as OpenAI has them

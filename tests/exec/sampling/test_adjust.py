@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.adjust import Context, Extras, change_logits
 from orca_jax.exec.sampling.draw import SamplingParameters, VocabularyShards, sample
-from orca_jax.exec.sampling.pack import pack_masks
-from orca_jax.exec.sampling.programs import Drawn, sample_full
+from orca_jax.exec.sampling.programs import Drawn, pack_masks, sample_full
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS
 from orca_jax.request import MAX_LOGIT_BIAS

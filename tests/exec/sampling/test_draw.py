@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.draw import SamplingParameters, sample
-from orca_jax.exec.sampling.pack import draws_layout, kind_of_draws
+from orca_jax.exec.sampling.programs import draws_layout, kind_of_draws
 from orca_jax.model.load import tensor_mesh
 
 DRAWS = 8192

@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from orca_jax.exec.sampling.draw import Kind, SamplingParameters, sample
-from orca_jax.exec.sampling.pack import pack_masks
-from orca_jax.exec.sampling.programs import Drawn, sample_full
+from orca_jax.exec.sampling.programs import Drawn, pack_masks, sample_full
 from orca_jax.model.load import tensor_mesh
 from orca_jax.model.sharding import TENSOR_AXIS, VOCAB_BLOCK
 from tests.exec.sampling.test_adjust import TABLE, context_of, extras_of
