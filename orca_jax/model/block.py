@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.config import MixerName, ModelConfig
 from orca_jax.layer_config import ResidualFactors, SumFactors
 from orca_jax.model.experts import Experts
-from orca_jax.model.layers import Linear, Maker, Mlp, Norm, unfused
+from orca_jax.model.layers import Linear, Maker, Mlp, Norm, project, unfused
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
 from orca_jax.model.mixers.linear_attention import LinearAttention
@@ -81,14 +81,15 @@ class Attention(nnx.Module):
         """The inputs of every token."""
         tokens = x.shape[0]
         # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
-        projected = [unfused(project(x)) for project in (self.query, self.key, self.value)]
+        results = project(x, [self.query, self.key, self.value, *filter(None, [self.gate])])
+        projected = [unfused(values) for values in results[:3]]
         query, key, value = projected if adapters is None else adapters.added("attention", x, projected)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm.of_groups(query), self.key_norm.of_groups(key)
         query, key, value = (values.reshape(tokens, -1, self.head_dim) for values in (query, key, value))
         if rotation is not None:
             query, key = rotation(query), rotation(key)
-        return query, key, value, None if self.gate is None else jax.nn.sigmoid(self.gate(x))
+        return query, key, value, None if self.gate is None else jax.nn.sigmoid(results[3])
 
     def mix[Cache](
         self, inputs: Projections, layer: Index, mixing: Mixing[Cache], cache: Cache

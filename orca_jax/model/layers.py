@@ -4,7 +4,7 @@ Parameters of blocks are stacked: their first axis is the layer. The methods of 
 the decoder scans over this axis.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import jax
@@ -21,14 +21,14 @@ from orca_jax.model.packed import (
     PackedBitsMatrix,
     PackedBitsTable,
     PackedMatrix,
-    ReadTable,
+    PackedTable,
+    bits_matmuls,
     has_packed_form,
     packed_bits,
     packed_bits_table,
-    packed_matmul,
+    packed_matmuls,
     packed_matrix,
-    read_table,
-    table_scores,
+    packed_table,
 )
 from orca_jax.model.quantise import (
     QuantisedExperts,
@@ -169,11 +169,16 @@ class Maker:
         return stacked
 
 
-def multiply(x: Float[Array, "T I"], kernel: Matrix) -> Float[Array, "T O"]:
-    """`x` times a matrix of any storage, with float32 sums."""
-    if isinstance(kernel, QuantisedMatrix | PackedBitsMatrix):
-        return kernel.product(x)
-    return packed_matmul(x, kernel) if isinstance(kernel, PackedMatrix) else matmul(x, kernel[...])
+def multiply(x: Float[Array, "T I"], *kernels: Matrix) -> list[Float[Array, "T O"]]:
+    """`x` times each of some matrices of any storage, with float32 sums. The library multiplies them in one call."""
+    if all([isinstance(kernel, PackedMatrix) for kernel in kernels]):
+        return packed_matmuls(x, kernels)  # type: ignore[arg-type]
+    if all([isinstance(kernel, PackedBitsMatrix) for kernel in kernels]):
+        return bits_matmuls(x, kernels)  # type: ignore[arg-type]
+    if len(kernels) > 1:
+        return [multiply(x, kernel)[0] for kernel in kernels]
+    (kernel,) = kernels
+    return [kernel.product(x) if isinstance(kernel, QuantisedMatrix) else matmul(x, kernel[...])]  # type: ignore[index]
 
 
 def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
@@ -206,8 +211,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """Project every token; float32 out."""
-        out = multiply(x, self.kernel)
-        return out if self.bias is None else out + self.bias[...].astype(jnp.float32)
+        return project(x, [self])[0]
 
     def pack(self, library: Library, num_devices: int) -> None:
         """Replace the matrix by its packed form, if it has one; see `packed_matrix` and `packed_bits`."""
@@ -224,6 +228,15 @@ class Linear(nnx.Module):
         """Replace the outputs by those of `columns`, which may repeat."""
         for parameter in jax.tree.leaves(nnx.state(self), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
             parameter.set_value(parameter.get_value()[..., columns])
+
+
+def project(x: Float[Array, "T I"], layers: Sequence[Linear]) -> list[Float[Array, "T O"]]:
+    """The results of some linear layers with the same inputs."""
+    products = multiply(x, *[layer.kernel for layer in layers])
+    biases = [layer.bias for layer in layers]
+    return [
+        out if bias is None else out + bias[...].astype(jnp.float32) for out, bias in zip(products, biases, strict=True)
+    ]
 
 
 class Norm(nnx.Module):
@@ -275,22 +288,22 @@ class Table(nnx.Module):
     def num_rows(self) -> int:
         """Number of rows, those of padding included."""
         table = self.table
-        if isinstance(table, PackedBitsTable):
+        if isinstance(table, PackedTable | PackedBitsTable):
             return table.num_rows
         return int((table.values if isinstance(table, QuantisedTable) else table).get_value().shape[0])
 
     def __call__(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Look up rows. An index out of range gets the nearest row: padding may hold any index."""
-        if isinstance(self.table, QuantisedTable | PackedBitsTable):
+        if isinstance(self.table, QuantisedTable | PackedTable | PackedBitsTable):
             return self.table.rows(index)
         return self.table[...].at[index].get(mode="clip").astype(jnp.float32)
 
     def pack(self, library: Library, num_devices: int) -> None:
-        """Compute `scores` by the library, if the table fits; see `read_table` and `packed_bits_table`."""
+        """Compute `scores` by the library, if the table fits; see `packed_table` and `packed_bits_table`."""
         if isinstance(self.table, QuantisedTable):
             self.table = packed_bits_table(self.table, library, num_devices)
         elif isinstance(self.table, nnx.Param):
-            self.table = read_table(self.table, library, num_devices)
+            self.table = packed_table(self.table, library, num_devices)
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         """Inner product of every hidden vector with every row, and its soft cap."""
@@ -298,10 +311,8 @@ class Table(nnx.Module):
         return scores if cap is None else cap * jnp.tanh(scores / cap)
 
     def _products(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        if isinstance(self.table, QuantisedTable | PackedBitsTable):
+        if isinstance(self.table, QuantisedTable | PackedTable | PackedBitsTable):
             return self.table.scores(hidden)
-        if isinstance(self.table, ReadTable):
-            return table_scores(hidden, self.table)
         table = self.table[...]
         if table.dtype == jnp.float32:
             return matmul(hidden, table.T)
@@ -334,7 +345,7 @@ class Mlp(nnx.Module):
     def __call__(self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None) -> Float[Array, "T E"]:
         """Apply to every token."""
         act, layers = ACTIVATIONS[self.activation], [self.up] if self.gate is None else [self.gate, self.up]
-        results = [layer(x) for layer in layers]
+        results = project(x, layers)
         first, *others = results if adapters is None else adapters.added("mlp", x, results)
         hidden = act(first) * others[0] if others else act(first)
         out = self.down(hidden)

@@ -1,10 +1,10 @@
 """Packed matrices of linear layers on CPUs, in the order in which a product reads them (`kernels/native`).
 
 A decoder is packed after it is loaded, matrix by matrix, so the memory has one matrix twice at most. The linear layers
-of blocks are packed, and quantised tables; not plain tables and experts.
+of blocks are packed, and the table of the unembedding; not experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -19,16 +19,15 @@ from orca_jax.kernels.native import (
     Library,
     Packed,
     PackedBits,
-    can_multiply_table,
     can_pack,
     can_pack_bits,
-    few_bits_product,
+    few_bits_products,
     in_stack,
     inputs_each,
     pack,
     pack_bits,
-    packed_product,
-    table_product,
+    packed_columns,
+    packed_products,
     unpack_columns,
 )
 from orca_jax.model.quantise import Quantised, QuantisedMatrix, QuantisedTable, few_bits
@@ -99,31 +98,35 @@ def layer_of(variable: nnx.Variable[Any], index: Int[Array, ""]) -> nnx.Variable
     )
 
 
-class ReadTable(nnx.Param[Any]):
-    """A plain table [V, E] whose products are those of the library. Its metadata are `axes` and `layout`."""
+class PackedTable(PackedMatrix):
+    """A table [V, E] in the form of a packed matrix from E to V, as the library reads it for the unembedding."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, with those of padding."""
+        return int(self.get_value().shape[0] * self.get_metadata("layout").width)
+
+    def rows(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
+        """The rows `index`; one out of range gets the nearest row."""
+        return packed_columns(self[...], jnp.clip(index, 0, self.num_rows - 1), self.get_metadata("layout").width)
+
+    def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
+        """Inner product of every hidden vector with every row, with float32 sums."""
+        return packed_matmuls(hidden, [self])[0]
 
 
-def read_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
-    """The table for products of the library, or `plain` itself if its shape or type has none; see `packed_matrix`."""
-    value, layout = plain.get_value(), _layout_of(plain, library, num_devices)
-    rows, width = layout.plain_sharding.shard_shape(value.shape)
-    is_read = can_multiply_table(library, rows, width, value.dtype)
-    return ReadTable(value, axes=layout.axes, layout=layout) if is_read else plain
-
-
-def table_scores(hidden: Float[Array, "B E"], table: ReadTable) -> Float[Array, "B V"]:
-    """Inner products of every hidden vector with every row of a table, with float32 sums."""
-    layout: PackedLayout = table.get_metadata("layout")
-    rows, _ = layout.axes
-    split = jax.shard_map(
-        partial(table_product, devices=layout.num_devices),
-        mesh=layout.mesh,
-        in_specs=(PartitionSpec(), layout.plain_sharding.spec),
-        out_specs=PartitionSpec(None, MESH_AXES[rows]),
-        check_vma=False,
+def packed_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
+    """The packed form of a table, or `plain` itself if its shape or type has none; see `packed_matrix`."""
+    value, layout = plain.get_value(), _transposed(_layout_of(plain, library, num_devices))
+    width, rows = layout.plain_sharding.shard_shape(value.shape[::-1])
+    if not can_pack(library, width, rows, value.dtype):
+        return plain
+    held = (
+        _packed_shape(jax.ShapeDtypeStruct(value.shape[::-1], value.dtype), layout)
+        if isinstance(value, jax.ShapeDtypeStruct)
+        else _packing(layout.width, layout.sharding, is_table=True)(value)
     )
-    out: jax.Array = split(hidden, table[...])
-    return out
+    return PackedTable(held, axes=layout.packed_axes, layout=layout)
 
 
 def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
@@ -134,34 +137,52 @@ def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
     layout: PackedLayout = variable.get_metadata("layout")
     *stack, blocks, rows, _ = value.shape
     shape = *stack, rows * inputs_each(value.dtype), blocks * layout.width
+    if isinstance(variable, PackedTable):
+        shape, layout = shape[::-1], _transposed(layout)
     return jax.ShapeDtypeStruct(shape, value.dtype, sharding=layout.plain_sharding)
 
 
 def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
     """The values of a parameter as the decoder holds them, from those with its `plain_shape`."""
-    return _packed(read, variable.get_metadata("layout")) if isinstance(variable, PackedMatrix) else read
+    if not isinstance(variable, PackedMatrix):
+        return read
+    layout: PackedLayout = variable.get_metadata("layout")
+    if isinstance(variable, PackedTable):
+        return _packing(layout.width, layout.sharding, is_table=True)(read)
+    return _packed(read, layout)
 
 
-def packed_matmul(x: Float[Array, "T I"], matrix: PackedMatrix) -> Float[Array, "T O"]:
-    """`x` times a packed matrix, with float32 sums."""
-    layout: PackedLayout = matrix.get_metadata("layout")
-    *layers, inputs, outputs = layout.axes
-    packed = in_stack(matrix.get_value())
-    spec = PartitionSpec(None, *layout.sharding.spec[len(layers) :])
+def packed_matmuls(x: Float[Array, "T I"], matrices: Sequence[PackedMatrix]) -> list[Float[Array, "T O"]]:
+    """`x` times each of some packed matrices with the same inputs, with float32 sums, in one call of the library."""
+    layouts: list[PackedLayout] = [matrix.get_metadata("layout") for matrix in matrices]
+    specs = [Packed._make((PartitionSpec(None, *layout.sharding.spec[-3:]), PartitionSpec())) for layout in layouts]
+    packed = [in_stack(matrix.get_value()) for matrix in matrices]
+    return _on_shards(partial(packed_products, devices=layouts[0].num_devices), x, layouts, packed, specs)
 
-    def on_shard(x: Float[Array, "T I"], stack: Float[Array, "L N J W"], layer: Int[Array, ""]) -> Float[Array, "T O"]:
-        out = packed_product(x, Packed(stack, layer), layout.num_devices)
-        return out if MESH_AXES[inputs] is None else jax.lax.psum(out, TENSOR_AXIS)
+
+def _on_shards[T](
+    multiply: Callable[[Array, list[T]], list[Array]],
+    x: Float[Array, "T I"],
+    layouts: Sequence[PackedLayout],
+    matrices: list[T],
+    specs: list[Any],
+) -> list[Float[Array, "T O"]]:
+    """Products on each device, with the sums over devices if these share the inputs."""
+    inputs = MESH_AXES[layouts[0].axes[-2]]
+
+    def on_shard(x: Float[Array, "T I"], matrices: list[T]) -> list[Float[Array, "T O"]]:
+        products = multiply(x, matrices)
+        return products if inputs is None else jax.lax.psum(products, TENSOR_AXIS)
 
     split = jax.shard_map(
         on_shard,
-        mesh=layout.mesh,
-        in_specs=(PartitionSpec(None, MESH_AXES[inputs]), spec, PartitionSpec()),
-        out_specs=PartitionSpec(None, MESH_AXES[outputs]),
+        mesh=layouts[0].mesh,
+        in_specs=(PartitionSpec(None, inputs), specs),
+        out_specs=[PartitionSpec(None, MESH_AXES[layout.axes[-1]]) for layout in layouts],
         check_vma=False,  # the sum over devices is done by hand
     )
-    out: jax.Array = split(x, packed.stack, packed.layer)
-    return out
+    products: list[Array] = split(x, matrices)
+    return products
 
 
 class PackedBitsMatrix(nnx.Module):
@@ -185,24 +206,14 @@ class PackedBitsMatrix(nnx.Module):
         """The arrays of the matrix."""
         return PackedBits(self.words[...], self.scales[...], self.bits)
 
-    def product(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        """`x` times this matrix, with float32 sums over groups of inputs."""
-        layout: PackedLayout = self.words.get_metadata("layout")
-        inputs, outputs = layout.axes
 
-        def on_shard(x: Float[Array, "T I"], packed: PackedBits) -> Float[Array, "T O"]:
-            out = few_bits_product(x, packed, self.dtype, layout.num_devices)
-            return out if MESH_AXES[inputs] is None else jax.lax.psum(out, TENSOR_AXIS)
-
-        split = jax.shard_map(
-            on_shard,
-            mesh=layout.mesh,
-            in_specs=(PartitionSpec(None, MESH_AXES[inputs]), _bits_specs(layout, self.packed)),
-            out_specs=PartitionSpec(None, MESH_AXES[outputs]),
-            check_vma=False,  # the sum over devices is done by hand
-        )
-        out: jax.Array = split(x, self.packed)
-        return out
+def bits_matmuls(x: Float[Array, "T I"], matrices: Sequence[PackedBitsMatrix]) -> list[Float[Array, "T O"]]:
+    """`x` times each of some matrices with the same inputs, with float32 sums over groups of them."""
+    layouts: list[PackedLayout] = [matrix.words.get_metadata("layout") for matrix in matrices]
+    packed = [matrix.packed for matrix in matrices]
+    specs = [_bits_specs(*pair) for pair in zip(layouts, packed, strict=True)]
+    multiply = partial(few_bits_products, dtype=matrices[0].dtype, devices=layouts[0].num_devices)
+    return _on_shards(multiply, x, layouts, packed, specs)
 
 
 class PackedBitsTable(PackedBitsMatrix):
@@ -220,7 +231,7 @@ class PackedBitsTable(PackedBitsMatrix):
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         """Inner product of every hidden vector with every row."""
-        return self.product(hidden)
+        return bits_matmuls(hidden, [self])[0]
 
 
 def packed_bits(held: QuantisedMatrix, library: Library, num_devices: int) -> QuantisedMatrix | PackedBitsMatrix:
@@ -238,8 +249,7 @@ def packed_bits(held: QuantisedMatrix, library: Library, num_devices: int) -> Qu
 
 def packed_bits_table(held: QuantisedTable, library: Library, num_devices: int) -> QuantisedTable | PackedBitsTable:
     """The packed form of a quantised table, or `held` itself if its shape has none; see `packed_bits`."""
-    layout = _layout_of(held.values, library, num_devices)
-    layout = layout._replace(axes=layout.axes[::-1])
+    layout = _transposed(_layout_of(held.values, library, num_devices))
     packed = _packed_bits(held.values, held.scale, "table", layout, library)
     return held if packed is None else PackedBitsTable(packed, layout, held.dtype)
 
@@ -284,6 +294,11 @@ def _layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> Pac
     return PackedLayout(plain.get_value().sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
 
 
+def _transposed(layout: PackedLayout) -> PackedLayout:
+    """The layout of a table as a matrix from its vectors to its rows, and back."""
+    return layout._replace(axes=layout.axes[::-1])
+
+
 def _packed_shape(plain: Array | jax.ShapeDtypeStruct, layout: PackedLayout) -> jax.ShapeDtypeStruct:
     shape = jax.eval_shape(partial(pack, width=layout.width), plain)
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=layout.sharding)
@@ -291,7 +306,7 @@ def _packed_shape(plain: Array | jax.ShapeDtypeStruct, layout: PackedLayout) -> 
 
 def _packed(plain: Float[Array, "*L I O"], layout: PackedLayout) -> Float[Array, "*L N J W"]:
     if plain.ndim == 2:
-        return _packing(layout.width, layout.sharding)(plain)
+        return _packing(layout.width, layout.sharding, is_table=False)(plain)
     shape = _packed_shape(plain, layout)
     stack = jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
     for layer in range(plain.shape[0]):  # one by one: the temporary memory is that of a layer
@@ -300,8 +315,8 @@ def _packed(plain: Float[Array, "*L I O"], layout: PackedLayout) -> Float[Array,
 
 
 @cache
-def _packing(width: int, sharding: NamedSharding) -> Callable[[Array], Array]:
-    return jax.jit(partial(pack, width=width), out_shardings=sharding)
+def _packing(width: int, sharding: NamedSharding, *, is_table: bool) -> Callable[[Array], Array]:
+    return jax.jit(lambda plain: pack(plain.T if is_table else plain, width), out_shardings=sharding)
 
 
 @cache

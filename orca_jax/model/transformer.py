@@ -182,7 +182,7 @@ class Decoder(nnx.Module):
         return all(layer.has_packed_form(library) for layer in self.blocks.linear_layers)
 
     def pack(self, library: Library, num_devices: int) -> None:
-        """Pack the matrices of all layers, or their shapes; see `packed_matrix` and `read_table`.
+        """Pack the matrices of all layers, or their shapes; see `packed_matrix` and `packed_table`.
 
         Stacked layers are then run in a loop with one compiled body. They must be unstacked unless `can_pack`.
         """

@@ -18,7 +18,7 @@ from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
 from tests.kernels.native.machine import library_of
 
-WIDE = Library(32, 16, 4, has_bfloat16=True)
+WIDE = Library(32, 16, has_bfloat16=True)
 NARROW = WIDE._replace(has_bfloat16=False)
 MATRIX = WIDE._replace(has_amx=True)
 AVX512, AMX = "avx512f", "amx_bf16"

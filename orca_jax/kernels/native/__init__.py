@@ -5,6 +5,7 @@ from orca_jax.kernels.native.few_bits import (
     PackedBits,
     can_pack_bits,
     few_bits_product,
+    few_bits_products,
     pack_bits,
     unpack_columns,
 )
@@ -12,13 +13,13 @@ from orca_jax.kernels.native.increments import attend_increments, write_and_atte
 from orca_jax.kernels.native.library import Library, load_library, loaded_library
 from orca_jax.kernels.native.products import (
     Packed,
-    can_multiply_table,
     can_pack,
     in_stack,
     inputs_each,
     pack,
+    packed_columns,
     packed_product,
-    table_product,
+    packed_products,
 )
 
 __all__ = [
@@ -27,18 +28,19 @@ __all__ = [
     "Packed",
     "PackedBits",
     "attend_increments",
-    "can_multiply_table",
     "can_pack",
     "can_pack_bits",
     "few_bits_product",
+    "few_bits_products",
     "in_stack",
     "inputs_each",
     "load_library",
     "loaded_library",
     "pack",
     "pack_bits",
+    "packed_columns",
     "packed_product",
-    "table_product",
+    "packed_products",
     "unpack_columns",
     "write_and_attend_increments",
 ]

@@ -9,6 +9,8 @@
 //
 // Halves of a word have the even and the odd inputs: a shift of 16-bit lanes and a mask give two neighbours.
 //
+// A call multiplies the same x by several matrices, whose blocks the threads take as if they were those of one matrix.
+//
 // There are two forms. With 16 bits, each GROUP inputs of a row become integers of 16 bits with a scale. Their products
 // are summed exactly, so neither the tile nor the instruction changes a bit; the sums of groups are added in float32.
 // With float32, entries are what the matrix stands for, rounded to float32; many rows share a chunk of them in the
@@ -33,6 +35,7 @@
 #define GROUP 32   // inputs of a row with one scale
 #define CHUNK 128  // most inputs of a chunk
 #define PANEL 120  // rows with their sums in the cache
+#define MOST 8     // matrices of a call
 
 typedef uint16_t Pairs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int16_t Shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
@@ -47,8 +50,14 @@ typedef struct {
   void *numbers;    // float32 or int16
   float *sizes;     // scales of x
   float *weights;   // sums of x, for minima
-  int32_t *starts;  // of sums: the part of the offset
+  int32_t *totals;  // sums of the integers
 } Product;
+
+// Products with the same x. Their blocks are counted one after the other.
+typedef struct {
+  int64_t count;
+  Product products[MOST];
+} List;
 
 // ---- x -------------------------------------------------------------------------------------------------------------
 
@@ -76,8 +85,8 @@ INLINE void to_sixteen_bits(const float *x, int16_t *numbers, float *size, int32
   *size = !is_finite ? NAN : is_zero ? 0 : top / 32767;
 }
 
-static void prepare_groups(const void *product, int64_t begin, int64_t end) {
-  const Product *p = product;
+static void prepare_groups(const void *list, int64_t begin, int64_t end) {
+  const Product *p = &((const List *)list)->products[0];  // they share the memory of x
   for (int64_t group = begin; group < end; group++)
     for (int64_t row = 0; row < p->rows; row++) {
       const float *x = p->x + row * p->inputs + group * GROUP;
@@ -86,10 +95,8 @@ static void prepare_groups(const void *product, int64_t begin, int64_t end) {
         memcpy((float *)p->numbers + at * GROUP, x, sizeof(float[GROUP]));
         continue;
       }
-      int32_t total;
-      to_sixteen_bits(x, (int16_t *)p->numbers + at * GROUP, p->sizes + at, &total);
-      p->weights[at] = p->sizes[at] * total;
-      p->starts[at] = p->minima == NULL ? -total * (1 << (p->bits - 1)) : 0;
+      to_sixteen_bits(x, (int16_t *)p->numbers + at * GROUP, p->sizes + at, p->totals + at);
+      p->weights[at] = p->sizes[at] * p->totals[at];
     }
 }
 
@@ -130,7 +137,7 @@ INLINE void tile_in_16_bits(const Product *p, int64_t row, const Chunk *chunk, V
     const int64_t at = group * p->rows + row;
     const uint32_t *x = (const uint32_t *)((const int16_t *)p->numbers + at * GROUP);
     Integers found[ROWS][2];
-    for (int r = 0; r < rows; r++) found[r][0] = found[r][1] = (Integers){0} + p->starts[at + r];
+    for (int r = 0; r < rows; r++) found[r][0] = found[r][1] = (Integers){0} - p->totals[at + r] * chunk->offset;
     for (int pair = 0; pair < GROUP / 2; next += 2)
       for (int shift = 0; shift < 16; shift += bits, pair++) {
         const Pairs one = next[0] >> shift & mask, two = next[1] >> shift & mask;
@@ -280,11 +287,16 @@ static void multiply_panel(const Product *p, int64_t row, int64_t rows, int64_t 
     }
 }
 
-static void multiply_blocks(const void *product, int64_t begin, int64_t end) {
-  const Product *p = product;
-  for (int64_t block = begin; block < end; block++)
-    for (int64_t row = 0; row < p->rows; row += PANEL)
-      multiply_panel(p, row, p->rows - row < PANEL ? p->rows - row : PANEL, block);
+static void multiply_blocks(const void *list, int64_t begin, int64_t end) {
+  const List *all = list;
+  for (int64_t i = 0, first = 0; i < all->count; i++) {
+    const Product *p = &all->products[i];
+    const int64_t after = first + p->outputs / WIDTH;
+    for (int64_t block = begin > first ? begin : first; block < (end < after ? end : after); block++)
+      for (int64_t row = 0; row < p->rows; row += PANEL)
+        multiply_panel(p, row, p->rows - row < PANEL ? p->rows - row : PANEL, block - first);
+    first = after;
+  }
 }
 
 // ---- the call ------------------------------------------------------------------------------------------------------
@@ -298,45 +310,62 @@ static int has_shape(const XLA_FFI_Buffer *buffer, XLA_FFI_DataType dtype, int64
   return buffer->dtype == dtype && buffer->rank == 3 && dims[0] == blocks && dims[1] == rows && dims[2] == WIDTH;
 }
 
-// Arguments: x, words, scales, and minima if there are any. Result: out. Attributes, by name: bits, the number of devices
-// that share the processors, and 1 for the form in float32.
-XLA_FFI_Error *orca_jax_few_bits_product(XLA_FFI_CallFrame *frame) {
+// A product from its words, scales, minima and result. False if their shapes do not fit.
+static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XLA_FFI_Buffer *out) {
+  const XLA_FFI_Buffer *words = given[0], *scales = given[1], *minima = given[2];
+  if (words->rank != 3 || scales->rank != 3 || minima->rank != 3 || p->inputs < 1 || p->inputs % GROUP) return 0;
+  const int has_minima = minima->dims[0] > 0;
+  p->scales = scales->data;
+  p->minima = has_minima ? minima->data : NULL;
+  p->words = words->data;
+  p->out = out->data;
+  p->outputs = out->dims[1];
+  p->groups = scales->dims[1];
+  p->bits = words->dims[1] * 32 / p->inputs;
+  const int64_t group = p->groups > 0 ? p->inputs / p->groups : 0, blocks = p->outputs / WIDTH;
+  return (p->bits == 4 || p->bits == 8) && p->outputs % WIDTH == 0 && group * p->groups == p->inputs &&
+         group % GROUP == 0 && (p->groups == 1 || group <= CHUNK) &&
+         has_shape(words, XLA_FFI_DataType_U32, blocks, p->inputs * p->bits / 32) &&
+         has_shape(scales, XLA_FFI_DataType_F32, blocks, p->groups) &&
+         (!has_minima || has_shape(minima, XLA_FFI_DataType_F32, blocks, p->groups));
+}
+
+// Arguments: x; then for each product words, scales, and minima, which are empty if there are none. Results: those of the
+// products. Attributes, by name: the number of devices that share the processors, and 1 for the form in float32.
+XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
-  const int has_minima = frame->args.size == 4;
-  if ((frame->args.size != 3 && !has_minima) || frame->rets.size != 1 || frame->attrs.size != 3)
-    return refuse(frame, "a product of few bits has three or four arguments, a result and three attributes");
-  const XLA_FFI_Buffer *x = frame->args.args[0], *words = frame->args.args[1], *scales = frame->args.args[2],
-                       *minima = has_minima ? frame->args.args[3] : NULL, *out = frame->rets.rets[0];
-  const int64_t bits = attribute(frame, 0), devices = attribute(frame, 1), blocks = out->dims[1] / WIDTH;
-  Product p = {
-      .x = x->data,
-      .scales = scales->data,
-      .minima = has_minima ? minima->data : NULL,
-      .words = words->data,
-      .out = out->data,
-      .rows = x->dims[0],
-      .inputs = x->dims[1],
-      .outputs = out->dims[1],
-      .groups = scales->dims[1],
-      .bits = bits,
-      .is_float32 = attribute(frame, 2),
-  };
-  const int64_t group = p.groups > 0 ? p.inputs / p.groups : 0;
-  if ((bits != 4 && bits != 8) || devices < 1 || x->dtype != XLA_FFI_DataType_F32 || p.inputs % GROUP ||
-      p.outputs % WIDTH || group * p.groups != p.inputs || group % GROUP || (p.groups > 1 && group > CHUNK) ||
-      !has_shape(words, XLA_FFI_DataType_U32, blocks, p.inputs * bits / 32) ||
-      !has_shape(scales, XLA_FFI_DataType_F32, blocks, p.groups) ||
-      (has_minima && !has_shape(minima, XLA_FFI_DataType_F32, blocks, p.groups)))
-    return refuse(frame, "the shapes of a product of few bits do not fit");
-  const int64_t parts = p.rows * p.inputs / GROUP, each = p.is_float32 ? sizeof(float[GROUP]) : sizeof(int16_t[GROUP]);
+  List list = {.count = frame->rets.size};
+  if (list.count < 1 || list.count > MOST || frame->args.size != 1 + 3 * list.count || frame->attrs.size != 2)
+    return refuse(frame, "a call of products of few bits has x, three arguments and a result for each, and two attributes");
+  const XLA_FFI_Buffer *x = frame->args.args[0];
+  const int64_t devices = attribute(frame, 0), rows = x->dims[0], inputs = x->dims[1];
+  const int is_float32 = attribute(frame, 1);
+  const int64_t parts = rows * inputs / GROUP, each = is_float32 ? sizeof(float[GROUP]) : sizeof(int16_t[GROUP]);
   uint8_t *memory = malloc(parts * (each + 2 * sizeof(float) + sizeof(int32_t)) + 1);
   if (memory == NULL) return refuse(frame, "there is no memory for a product of few bits");
-  p.numbers = memory;
-  p.sizes = (float *)(memory + parts * each);
-  p.weights = p.sizes + parts;
-  p.starts = (int32_t *)(p.weights + parts);
-  share_blocks(frame, prepare_groups, &p, p.inputs / GROUP, 4 * p.rows * p.inputs, devices);
-  share_blocks(frame, multiply_blocks, &p, blocks, p.inputs * p.outputs * bits / 8, devices);
+  float *sizes = (float *)(memory + parts * each);
+  int64_t blocks = 0, bytes = 0;
+  int fits = devices >= 1 && x->dtype == XLA_FFI_DataType_F32;
+  for (int64_t i = 0; fits && i < list.count; i++) {
+    Product *p = &list.products[i];
+    *p = (Product){
+        .x = x->data,
+        .rows = rows,
+        .inputs = inputs,
+        .is_float32 = is_float32,
+        .numbers = memory,
+        .sizes = sizes,
+        .weights = sizes + parts,
+        .totals = (int32_t *)(sizes + 2 * parts),
+    };
+    fits = read_product(p, (const XLA_FFI_Buffer *const *)frame->args.args + 1 + 3 * i, frame->rets.rets[i]);
+    blocks += p->outputs / WIDTH;
+    bytes += inputs * p->outputs * p->bits / 8;
+  }
+  if (fits) {
+    share_blocks(frame, prepare_groups, &list, inputs / GROUP, 4 * rows * inputs, devices);
+    share_blocks(frame, multiply_blocks, &list, blocks, bytes, devices);
+  }
   free(memory);
-  return NULL;
+  return fits ? NULL : refuse(frame, "the shapes of a product of few bits do not fit");
 }

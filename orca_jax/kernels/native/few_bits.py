@@ -1,6 +1,7 @@
 """Matrices of integers in 4 or 8 bits with scales: one value for all formats, its packed form, and its products."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.native.library import FEW_BITS_PRODUCT, Library
+from orca_jax.kernels.native.library import FEW_BITS_PRODUCTS, Library
 
 INPUTS = 32
 """Inputs of a row that have one scale in the form with 16 bits; packed groups are multiples of it."""
@@ -122,22 +123,35 @@ def unpack_columns(packed: PackedBits, columns: Int[Array, "T"]) -> Float[Array,
 def few_bits_product(
     x: Float[Array, "T I"], packed: PackedBits, dtype: jnp.dtype, devices: int = 1
 ) -> Float[Array, "T O"]:
-    """`x` times a matrix on one device. A row's result does not depend on the other rows, to the bit.
+    """`x` times a matrix on one device; see `few_bits_products`."""
+    return few_bits_products(x, [packed], dtype, devices)[0]
+
+
+def few_bits_products(
+    x: Float[Array, "T I"], matrices: Sequence[PackedBits], dtype: jnp.dtype, devices: int = 1
+) -> list[Float[Array, "T O"]]:
+    """`x` times each of some matrices on one device. A row's results do not depend on the other rows, to the bit.
 
     Args:
         x: activations.
-        packed: the matrix.
+        matrices: of any number of bits, in one call of the library, or one for each if some have an order.
         dtype: float32 for products in float32. In another type each `INPUTS` inputs of a row become integers of 16 bits
             with a scale. Their products are summed exactly in groups of them, and then in float32.
         devices: those that share the processors of this machine.
     """
-    x = x.astype(jnp.float32) if packed.order is None else x.astype(jnp.float32)[:, packed.order]
-    arrays = [packed.words, packed.scales, *([] if packed.minima is None else [packed.minima])]
-    outputs = packed.words.shape[0] * packed.words.shape[2]
-    call = jax.ffi.ffi_call(FEW_BITS_PRODUCT, jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32))
-    is_float32 = np.int64(dtype == jnp.float32)
-    out: jax.Array = call(x, *arrays, bits=np.int64(packed.bits), devices=np.int64(devices), is_float32=is_float32)
-    return out
+    x = x.astype(jnp.float32)
+    if all([each.order is None for each in matrices]):
+        return _products(x, matrices, dtype, devices)
+    ordered = [x if each.order is None else x[:, each.order] for each in matrices]
+    return [_products(x, [each], dtype, devices)[0] for x, each in zip(ordered, matrices, strict=True)]
+
+
+def _products(x: Array, matrices: Sequence[PackedBits], dtype: jnp.dtype, devices: int) -> list[Array]:
+    none = jnp.zeros((0, 0, 0), jnp.float32)
+    arrays = [array for m in matrices for array in (m.words, m.scales, none if m.minima is None else m.minima)]
+    shapes = [(x.shape[0], m.words.shape[0] * m.words.shape[2]) for m in matrices]
+    call = jax.ffi.ffi_call(FEW_BITS_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
+    return list(call(x, *arrays, devices=np.int64(devices), is_float32=np.int64(dtype == jnp.float32)))
 
 
 def _group(inputs: int, size: int) -> int:

@@ -28,18 +28,17 @@ from orca_jax.processor import all_cpu_flags, cpu_name
 
 logger = logging.getLogger(__name__)
 
-PACKED_PRODUCT = "orca_jax_packed_product"
-TABLE_PRODUCT = "orca_jax_table_product"
-FEW_BITS_PRODUCT = "orca_jax_few_bits_product"
+PACKED_PRODUCTS = "orca_jax_packed_products"
+FEW_BITS_PRODUCTS = "orca_jax_few_bits_products"
 INCREMENTS = "orca_jax_increments"
 _COMPILERS = ("cc", "gcc", "clang")
 _OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 _NEEDED = frozenset({"avx2", "fma"})  # extensions of the processor, at least
 _COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
 _SOURCES = Path(__file__).parent
-_TARGETS = (PACKED_PRODUCT, TABLE_PRODUCT, FEW_BITS_PRODUCT, INCREMENTS)
+_TARGETS = (PACKED_PRODUCTS, FEW_BITS_PRODUCTS, INCREMENTS)
 _FUNCTIONS = (
-    *_TARGETS, "orca_jax_width", "orca_jax_lanes", "orca_jax_table_rows", "orca_jax_has_bfloat16",
+    *_TARGETS, "orca_jax_width", "orca_jax_lanes", "orca_jax_has_bfloat16",
     "orca_jax_ask_for_amx", "orca_jax_most_channels", "orca_jax_most_tokens",
 )  # fmt: skip
 _MEMORY_NAME = "orca-jax-native"
@@ -53,8 +52,7 @@ class Library(NamedTuple):
     """The compiled library, and the shapes that it multiplies."""
 
     width: int  # columns of a block of a packed matrix
-    lanes: int  # words of four bytes in a part of a table's row
-    table_rows: int  # in a block of a table
+    lanes: int  # numbers of a vector; the tokens of a page are a multiple
     has_bfloat16: bool
     has_amx: bool = False  # for packed matrices in bfloat16
     most_channels: int = 256  # of a head, for increments
@@ -109,7 +107,7 @@ def _register(library: ctypes.CDLL, name: str) -> Library:
     """Make the products known to XLA, which takes each name once."""
     for target in _TARGETS:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[target]), platform="cpu")
-    sizes = library.orca_jax_width(), library.orca_jax_lanes(), library.orca_jax_table_rows()
+    sizes = library.orca_jax_width(), library.orca_jax_lanes()
     types = bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx())
     most = library.orca_jax_most_channels(), library.orca_jax_most_tokens()
     return Library(*sizes, *types, *most, name)

@@ -1,18 +1,17 @@
 // Products for CPUs, as custom calls of XLA. Sums are in float32, and a row's result does not depend on other rows.
 //
-// A packed product is out [R, O] = x [R, I] @ matrix [I, O]. The matrix is stored in blocks of WIDTH columns, in the
-// order in which a product reads it:
+// A product is out [R, O] = x [R, I] @ matrix [I, O]. The matrix is stored in blocks of WIDTH columns, in the order in
+// which a product reads it:
 //
 //     float32    [O / WIDTH, I, WIDTH]
 //     bfloat16   [O / WIDTH, I / 2, WIDTH, 2]: inputs 2i and 2i + 1 of a column are neighbours
 //
-// A stack [L, ...] of packed matrices is an argument with the index of the one that is read.
+// A stack [L, ...] of packed matrices is an argument with the index of the one that is read. A call multiplies the same x
+// by several matrices, whose blocks the threads take as if they were those of one matrix.
 //
-// A table product is out [R, O] = x [R, I] @ table [O, I].T, with the rows of the table one after the other.
-//
-// Both are computed by tiles: some rows of x, and a block of columns or some rows of the table. The sums of a tile stay
-// in registers. A word is four bytes of a row: one number in float32, or two neighbours in bfloat16. With AMX, a packed
-// product in bfloat16 has its numbers in registers of 16 rows of 16 words.
+// A tile is some rows of x by a block of columns. Its sums stay in registers. A word is four bytes of a row: one number in
+// float32, or two neighbours in bfloat16. With AMX, a product in bfloat16 has its numbers in registers of 16 rows of 16
+// words.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,24 +20,20 @@
 #include "vectors.h"
 
 #if LANES == 16
-#define ROWS 12       // of x in a tile: 24 sums, two parts of the matrix and a word of x, in 32 registers
-#define TABLE_SIDE 6  // rows of x in a tile of a table: 24 sums
+#define ROWS 12  // of x in a tile: 24 sums, two parts of the matrix and a word of x, in 32 registers
 #define SAME(word) {word, word, word, word, word, word, word, word, word, word, word, word, word, word, word, word}
 #else
 #define ROWS 6  // 12 sums, in 16 registers
-#define TABLE_SIDE 3
 #define SAME(word) {word, word, word, word, word, word, word, word}
 #endif
 
 #define WIDTH (2 * LANES)
-#define TABLE_ROWS 4  // of which `store_totals` adds up the sums
-#define AHEAD 32      // rows of a block that are fetched before their use
+#define AHEAD 32  // rows of a block that are fetched before their use
+#define MOST 8    // matrices of a call
 
 int orca_jax_width(void) { return WIDTH; }
 
 int orca_jax_lanes(void) { return LANES; }
-
-int orca_jax_table_rows(void) { return TABLE_ROWS; }
 
 int orca_jax_has_bfloat16(void) {
 #if defined(__AVX512BF16__)
@@ -84,33 +79,13 @@ INLINE void packed_tile(const uint32_t *x, const uint32_t *block, float *out, in
   }
 }
 
-// `rows` of x by TABLE_ROWS of a table. `rows` and `add` are constants.
-INLINE void table_tile(const uint32_t *x, const uint32_t *table, float *out, int64_t words, int64_t outputs,
-                       const int rows, Add add) {
-  Vector sums[TABLE_SIDE][TABLE_ROWS];
-  for (int r = 0; r < rows; r++)
-    for (int t = 0; t < TABLE_ROWS; t++) sums[r][t] = (Vector){0};
-  for (int64_t i = 0; i < words; i += LANES) {
-    Words parts[TABLE_ROWS];
-    for (int t = 0; t < TABLE_ROWS; t++) {
-      parts[t] = *(const Words *)(table + t * words + i);
-      __builtin_prefetch(table + (TABLE_ROWS + t) * words + i);  // the next block
-    }
-    for (int r = 0; r < rows; r++) {
-      const Words some = *(const Words *)(x + r * words + i);
-      for (int t = 0; t < TABLE_ROWS; t++) sums[r][t] = add(sums[r][t], some, parts[t]);
-    }
-  }
-  for (int r = 0; r < rows; r++) store_totals(sums[r], out + r * outputs);
-}
-
 // ---- tiles of AMX --------------------------------------------------------------------------------------------------
 
 typedef struct {
   const uint32_t *x, *matrix;
   float *out;
   int64_t rows, words, outputs;
-  int is_table, is_float32;
+  int is_float32;
 } Product;
 
 static int may_use_amx = 0;
@@ -190,103 +165,96 @@ static void release_amx(void) {}
 
 // A register of 0 rows is a fault of the processor.
 static int uses_amx(const Product *p) {
-  return may_use_amx && !p->is_table && !p->is_float32 && p->words % AMX_SIDE == 0 && p->rows > 0;
+  return may_use_amx && !p->is_float32 && p->words % AMX_SIDE == 0 && p->rows > 0;
 }
 
-// ---- blocks of columns, or of rows of a table ----------------------------------------------------------------------
+// ---- blocks of columns ---------------------------------------------------------------------------------------------
 
-#define CASE(tile, count, add)                                         \
-  case count:                                                          \
-    tile(x, columns, out, p->words, p->outputs, count, add);           \
+#define CASE(count, add)                                                \
+  case count:                                                           \
+    packed_tile(x, columns, out, p->words, p->outputs, count, add);     \
     break;
-#define UP_TO_3(tile, add) CASE(tile, 1, add) CASE(tile, 2, add) CASE(tile, 3, add)
-#define UP_TO_6(tile, add) UP_TO_3(tile, add) CASE(tile, 4, add) CASE(tile, 5, add) CASE(tile, 6, add)
-#define UP_TO_12(tile, add)                                                                       \
-  UP_TO_6(tile, add) CASE(tile, 7, add) CASE(tile, 8, add) CASE(tile, 9, add) CASE(tile, 10, add) \
-      CASE(tile, 11, add) CASE(tile, 12, add)
-
+#define UP_TO_6(add) CASE(1, add) CASE(2, add) CASE(3, add) CASE(4, add) CASE(5, add) CASE(6, add)
 #if LANES == 16
-#define PACKED_TILES UP_TO_12
-#define TABLE_TILES UP_TO_6
+#define TILES(add) UP_TO_6(add) CASE(7, add) CASE(8, add) CASE(9, add) CASE(10, add) CASE(11, add) CASE(12, add)
 #else
-#define PACKED_TILES UP_TO_6
-#define TABLE_TILES UP_TO_3
+#define TILES UP_TO_6
 #endif
 
 // All rows of x by one block, in tiles as large as possible: only the first one waits for the memory.
-#define BLOCK(name, side, size, tiles, tile, add)                                \
-  static void name(const Product *p, int64_t block) {                            \
-    const uint32_t *columns = p->matrix + block * (size) * p->words;             \
-    for (int64_t row = 0; row < p->rows; row += side) {                          \
-      const uint32_t *x = p->x + row * p->words;                                 \
-      float *out = p->out + row * p->outputs + block * (size);                   \
-      switch (p->rows - row < side ? p->rows - row : side) { tiles(tile, add) }  \
-    }                                                                            \
+#define BLOCK(name, add)                                                  \
+  static void name(const Product *p, int64_t block) {                     \
+    const uint32_t *columns = p->matrix + block * WIDTH * p->words;       \
+    for (int64_t row = 0; row < p->rows; row += ROWS) {                   \
+      const uint32_t *x = p->x + row * p->words;                          \
+      float *out = p->out + row * p->outputs + block * WIDTH;             \
+      switch (p->rows - row < ROWS ? p->rows - row : ROWS) { TILES(add) } \
+    }                                                                     \
   }
 
-BLOCK(packed_float32, ROWS, WIDTH, PACKED_TILES, packed_tile, add_float32)
-BLOCK(table_float32, TABLE_SIDE, TABLE_ROWS, TABLE_TILES, table_tile, add_float32)
+BLOCK(packed_float32, add_float32)
 #if defined(__AVX512BF16__)
-BLOCK(packed_bfloat16, ROWS, WIDTH, PACKED_TILES, packed_tile, add_bfloat16)
-BLOCK(table_bfloat16, TABLE_SIDE, TABLE_ROWS, TABLE_TILES, table_tile, add_bfloat16)
+BLOCK(packed_bfloat16, add_bfloat16)
 #else
-#define packed_bfloat16 packed_float32  // never called: see `run`
-#define table_bfloat16 table_float32
+#define packed_bfloat16 packed_float32  // never called: see the call
 #endif
 
-static int64_t num_blocks(const Product *p) { return p->outputs / (p->is_table ? TABLE_ROWS : WIDTH); }
+// Products with the same x. Their blocks are counted one after the other.
+typedef struct {
+  int64_t count, blocks[MOST];
+  Product products[MOST];
+} List;
 
-static void multiply_blocks(const void *product, int64_t begin, int64_t end) {
-  const Product *p = product;
-  const int with_amx = uses_amx(p);
-  if (with_amx) load_shapes(p->rows);
-  for (int64_t block = begin; block < end; block++) {
-    if (p->is_table)
-      (p->is_float32 ? table_float32 : table_bfloat16)(p, block);
-    else
-      (p->is_float32 ? packed_float32 : with_amx ? packed_amx : packed_bfloat16)(p, block);
+static void multiply_blocks(const void *list, int64_t begin, int64_t end) {
+  const List *all = list;
+  const int with_amx = uses_amx(&all->products[0]);
+  if (with_amx) load_shapes(all->products[0].rows);
+  for (int64_t i = 0, first = 0; i < all->count; first += all->blocks[i++]) {
+    const Product *p = &all->products[i];
+    const int64_t last = end < first + all->blocks[i] ? end : first + all->blocks[i];
+    for (int64_t block = begin > first ? begin : first; block < last; block++)
+      (p->is_float32 ? packed_float32 : with_amx ? packed_amx : packed_bfloat16)(p, block - first);
   }
   if (with_amx) release_amx();
 }
 
-// ---- calls ---------------------------------------------------------------------------------------------------------
+// ---- the call ------------------------------------------------------------------------------------------------------
 
-// Arguments: x and a table; or x, a stack of packed matrices, and the index of one. Result: out. Attribute: the number
-// of devices that share the processors.
-static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, int is_table) {
+// Arguments: x; then for each product a stack of packed matrices and the index of one. Results: those of the products.
+// Attribute: the number of devices that share the processors.
+XLA_FFI_Error *orca_jax_packed_products(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
-  if (frame->args.size != (is_table ? 2 : 3) || frame->rets.size != 1 || frame->attrs.size != 1)
-    return refuse(frame, "a product has two or three arguments, a result and an attribute");
-  const XLA_FFI_Buffer *x = frame->args.args[0], *matrix = frame->args.args[1], *out = frame->rets.rets[0];
+  List list = {.count = frame->rets.size};
+  if (list.count < 1 || list.count > MOST || frame->args.size != 1 + 2 * list.count || frame->attrs.size != 1)
+    return refuse(frame, "a call of products has x, two arguments and a result for each, and an attribute");
+  const XLA_FFI_Buffer *x = frame->args.args[0];
   const int64_t devices = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[0])->value;
   const int is_float32 = x->dtype == XLA_FFI_DataType_F32;
-  if (!is_table && matrix->rank != 4) return refuse(frame, "the packed matrices of a product are not a stack");
-  if (matrix->dtype != x->dtype) return refuse(frame, "the types of a product differ");
-  if (!is_float32 && !orca_jax_has_bfloat16()) return refuse(frame, "this processor does not multiply bfloat16");
-  const int64_t *dims = matrix->dims + (is_table ? 0 : 1);  // of a single matrix
-  Product product = {
-      .x = x->data,
-      .matrix = matrix->data,
-      .out = out->data,
-      .rows = x->dims[0],
-      .words = is_float32 ? x->dims[1] : x->dims[1] / 2,
-      .outputs = out->dims[1],
-      .is_table = is_table,
-      .is_float32 = is_float32,
-  };
-  const int64_t size = is_table ? TABLE_ROWS : WIDTH, blocks = is_table ? dims[0] / size : dims[0];
-  const int fits = is_table ? dims[1] == x->dims[1] && product.words % LANES == 0 : dims[1] == product.words;
-  if (!fits || blocks * size != product.outputs || devices < 1)
-    return refuse(frame, "the shapes of a product do not fit");
-  if (!is_table) {
-    const int32_t index = *(const int32_t *)((const XLA_FFI_Buffer *)frame->args.args[2])->data;
-    if (index < 0 || index >= matrix->dims[0]) return refuse(frame, "a stack of packed matrices has no such index");
-    product.matrix += index * blocks * WIDTH * product.words;
+  if (!is_float32 && (x->dtype != XLA_FFI_DataType_BF16 || !orca_jax_has_bfloat16()))
+    return refuse(frame, "this processor does not multiply bfloat16");
+  const int64_t each = is_float32 ? 1 : 2, words = x->dims[1] / each;
+  int64_t blocks = 0;
+  for (int64_t i = 0; i < list.count; i++) {
+    const XLA_FFI_Buffer *stack = frame->args.args[1 + 2 * i], *index = frame->args.args[2 + 2 * i];
+    const XLA_FFI_Buffer *out = frame->rets.rets[i];
+    if (stack->rank != 4) return refuse(frame, "the packed matrices of a product are not a stack");
+    if (stack->dtype != x->dtype) return refuse(frame, "the types of a product differ");
+    if (x->dims[1] % each || stack->dims[2] != words || stack->dims[3] != each * WIDTH ||
+        stack->dims[1] * WIDTH != out->dims[1] || devices < 1)
+      return refuse(frame, "the shapes of a product do not fit");
+    const int32_t layer = *(const int32_t *)index->data;
+    if (layer < 0 || layer >= stack->dims[0]) return refuse(frame, "a stack of packed matrices has no such index");
+    blocks += list.blocks[i] = stack->dims[1];
+    list.products[i] = (Product){
+        .x = x->data,
+        .matrix = (const uint32_t *)stack->data + layer * list.blocks[i] * WIDTH * words,
+        .out = out->data,
+        .rows = x->dims[0],
+        .words = words,
+        .outputs = out->dims[1],
+        .is_float32 = is_float32,
+    };
   }
-  share_blocks(frame, multiply_blocks, &product, num_blocks(&product), 4 * product.words * product.outputs, devices);
+  share_blocks(frame, multiply_blocks, &list, blocks, 4 * words * blocks * WIDTH, devices);
   return NULL;
 }
-
-XLA_FFI_Error *orca_jax_packed_product(XLA_FFI_CallFrame *frame) { return run(frame, 0); }
-
-XLA_FFI_Error *orca_jax_table_product(XLA_FFI_CallFrame *frame) { return run(frame, 1); }

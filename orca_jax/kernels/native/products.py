@@ -1,5 +1,6 @@
 """Products for CPUs: the form of a packed matrix, and the products of the library (`product.c`)."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -7,18 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.native.library import PACKED_PRODUCT, TABLE_PRODUCT, Library
+from orca_jax.kernels.native.library import PACKED_PRODUCTS, Library
 
 
 def can_pack(library: Library, inputs: int, outputs: int, dtype: jnp.dtype) -> bool:
     """True if a matrix of this shape, as one device holds it, can be packed."""
     return _has_type(library, dtype) and inputs % inputs_each(dtype) == 0 and outputs % library.width == 0
-
-
-def can_multiply_table(library: Library, rows: int, inputs: int, dtype: jnp.dtype) -> bool:
-    """True if `table_product` takes a table of this shape, as one device holds it."""
-    words = library.lanes * inputs_each(dtype)
-    return _has_type(library, dtype) and inputs % words == 0 and rows % library.table_rows == 0
 
 
 def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]:
@@ -53,35 +48,37 @@ def in_stack(packed: Float[Array, "N J W"] | Packed) -> Packed:
 def packed_product(
     x: Float[Array, "T I"], packed: Float[Array, "N J W"] | Packed, devices: int = 1
 ) -> Float[Array, "T O"]:
-    """`x @ matrix` on one device, with float32 sums. A row's result does not depend on the other rows.
+    """`x @ matrix` on one device; see `packed_products`."""
+    return packed_products(x, [in_stack(packed)], devices)[0]
+
+
+def packed_products(x: Float[Array, "T I"], matrices: Sequence[Packed], devices: int = 1) -> list[Float[Array, "T O"]]:
+    """`x` times each of some matrices of one type on one device, with float32 sums.
+
+    A row's results do not depend on the other rows.
 
     Args:
-        x: converted to the type of the matrix.
-        packed: the matrix, from `pack`, or one of a stack.
+        x: converted to the type of the matrices.
+        matrices: packed ones, in one call of the library.
         devices: those that share the processors of this machine.
     """
-    stack, layer = in_stack(packed)
-    _, blocks, _, size = stack.shape
-    return _call(PACKED_PRODUCT, x, stack, blocks * size // inputs_each(stack.dtype), devices, layer.astype(jnp.int32))
+    dtype = matrices[0].stack.dtype
+    shapes = [(x.shape[0], each.stack.shape[1] * each.stack.shape[3] // inputs_each(dtype)) for each in matrices]
+    call = jax.ffi.ffi_call(PACKED_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
+    pairs = [array for each in matrices for array in (each.stack, each.layer.astype(jnp.int32))]
+    return list(call(x.astype(dtype), *pairs, devices=np.int64(devices)))
 
 
-def table_product(x: Float[Array, "T I"], table: Float[Array, "O I"], devices: int = 1) -> Float[Array, "T O"]:
-    """`x @ table.T` on one device, with float32 sums. A row's result does not depend on the other rows.
-
-    The arguments are those of `packed_product`, with a plain table.
-    """
-    return _call(TABLE_PRODUCT, x, table, table.shape[0], devices)
+def packed_columns(packed: Float[Array, "N J W"], columns: Int[Array, "T"], width: int) -> Float[Array, "T I"]:
+    """Some columns of a matrix packed in blocks of `width` columns, in float32."""
+    each = inputs_each(packed.dtype)
+    blocks = packed.reshape(*packed.shape[:2], width, each)
+    return blocks[columns // width, :, columns % width].reshape(len(columns), -1).astype(jnp.float32)
 
 
 def inputs_each(dtype: jnp.dtype) -> int:
     """Inputs of a matrix in four bytes."""
     return 2 if dtype == jnp.bfloat16 else 1
-
-
-def _call(target: str, x: Array, matrix: Array, outputs: int, devices: int, *layer: Array) -> Array:
-    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32))
-    out: jax.Array = call(x.astype(matrix.dtype), matrix, *layer, devices=np.int64(devices))
-    return out
 
 
 def _has_type(library: Library, dtype: jnp.dtype) -> bool:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.config import ModelConfig
 from orca_jax.kernels.linear_state import linear_state
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm
+from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, project
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
 from orca_jax.model.rope import Rotation
@@ -86,8 +86,9 @@ class LinearAttention(nnx.Module):
     ) -> LinearInputs:
         """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
         act, shape = ACTIVATIONS[self.activation], (x.shape[0], self.num_heads, self.head_dim)
-        query, key, value = (act(layer(x)).reshape(shape) for layer in (self.query, self.key, self.value))
-        return LinearInputs(query, key, value, jax.nn.sigmoid(self.gate(x)))
+        *parts, gate = project(x, [self.query, self.key, self.value, self.gate])
+        query, key, value = (act(part).reshape(shape) for part in parts)
+        return LinearInputs(query, key, value, jax.nn.sigmoid(gate))
 
     def mix[Cache](
         self, inputs: LinearInputs, layer: Index, mixing: Mixing[Cache], cache: Cache

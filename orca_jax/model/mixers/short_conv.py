@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.config import ModelConfig
 from orca_jax.kernels.short_conv import short_conv
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.model.layers import Linear, Maker
+from orca_jax.model.layers import Linear, Maker, project
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
 from orca_jax.model.rope import Rotation
@@ -63,7 +63,8 @@ class ShortConv(nnx.Module):
     ) -> ConvInputs:
         """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
         bias = None if self.bias is None else self.bias[...]
-        return ConvInputs(self.before(x) * self.value(x), self.kernel[...], bias, self.after(x))
+        before, after, value = project(x, [self.before, self.after, self.value])
+        return ConvInputs(before * value, self.kernel[...], bias, after)
 
     def mix[Cache](
         self, inputs: ConvInputs, layer: Index, mixing: Mixing[Cache], cache: Cache

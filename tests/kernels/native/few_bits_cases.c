@@ -24,9 +24,10 @@ static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int
   p.numbers = malloc(parts * GROUP * (is_float32 ? sizeof(float) : sizeof(int16_t)));
   p.sizes = malloc(parts * sizeof(float));
   p.weights = malloc(parts * sizeof(float));
-  p.starts = malloc(parts * sizeof(int32_t));
-  prepare_groups(&p, 0, inputs / GROUP);
-  multiply_blocks(&p, 0, blocks);
+  p.totals = malloc(parts * sizeof(int32_t));
+  const List list = {.count = 1, .products = {p}};
+  prepare_groups(&list, 0, inputs / GROUP);
+  multiply_blocks(&list, 0, blocks);
   for (int64_t r = 0; r < rows; r++)
     for (int64_t o = 0; o < outputs; o++) {
       double sum = 0, size = 0;
@@ -41,7 +42,7 @@ static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int
       const double error = fabs(out[r * outputs + o] - sum) / size;
       if (!(error <= worst[is_float32])) worst[is_float32] = error;
     }
-  void *made[] = {x, scales, minima, out, words, p.numbers, p.sizes, p.weights, p.starts};
+  void *made[] = {x, scales, minima, out, words, p.numbers, p.sizes, p.weights, p.totals};
   for (int i = 0; i < 9; i++) free(made[i]);
 }
 

@@ -31,7 +31,7 @@ def register(path: Path) -> None:
     """Make the product with emulated instructions known to XLA."""
     made = ctypes.CDLL(str(compiled(path, "-include", str(EMULATED))))
     assert made.orca_jax_ask_for_amx() == 1
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(made.orca_jax_packed_product), platform="cpu")
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(made.orca_jax_packed_products), platform="cpu")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """Products by emulated instructions; the width of a block."""
     width = library_of("bfloat16").width
     register(tmp_path_factory.getbasetemp() / "amx.so")
-    monkeypatch.setattr("orca_jax.kernels.native.products.PACKED_PRODUCT", TARGET)
+    monkeypatch.setattr("orca_jax.kernels.native.products.PACKED_PRODUCTS", TARGET)
     return width
 
 

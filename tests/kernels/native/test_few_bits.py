@@ -84,7 +84,7 @@ def test_a_packed_matrix_has_all_numbers(bits: int, groups: int, blocks: int, gr
 
 def test_the_shapes_of_the_library() -> None:
     """Groups on the edge of a device become smaller ones; a single group has the inputs of all devices."""
-    wide = Library(32, 16, 4, has_bfloat16=False)
+    wide = Library(32, 16, has_bfloat16=False)
     assert api.can_pack_bits(wide, 2816, 64, 22) and not api.can_pack_bits(wide, 2816, 48, 22)
     assert api.can_pack_bits(wide, 384, 32, 3, 2) and not api.can_pack_bits(wide, 384, 32, 3, 8)
     assert api.can_pack_bits(wide, 96, 32, 1) and not api.can_pack_bits(wide, 48, 32, 1)
@@ -114,6 +114,23 @@ def test_minima_and_an_order(bits: int, dtype: jnp.dtype) -> None:
         x = activations(rows, 192)
         assert error(multiply(x, held, dtype), x, held) < ERRORS[dtype]
         assert error(np.asarray(held.product(x)), x, held) < ERRORS[FLOAT32]
+
+
+@needs_library
+@FORMS
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_several_matrices_in_one_call(is_ordered: bool, dtype: jnp.dtype) -> None:
+    """They have different sizes, groups and bits, and each result has the bits of a call of its own."""
+    width, x = library_of().width, activations(6, 256)
+    held = [
+        matrix(256, 3 * width, 64, 4),
+        matrix(256, width, 32, 8, has_minima=True, is_ordered=is_ordered),
+        matrix(256, 2 * width, 256, 8),
+    ]
+    packed = [jax.jit(api.pack_bits, static_argnums=1)(each, width) for each in held]
+    together = jax.jit(api.few_bits_products, static_argnums=2)(x, packed, dtype)
+    for each, found in zip(held, together, strict=True):
+        np.testing.assert_array_equal(found, multiply(x, each, dtype))
 
 
 @needs_library
@@ -178,11 +195,7 @@ def test_sizes_at_the_ends_of_float32() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     width, x = library_of().width, jnp.ones((1, 64))
     good = api.pack_bits(matrix(64, width, 32, 4), width)
-    wrong = (
-        replace(good, words=good.words[:, :4]),
-        replace(good, bits=8),
-        replace(good, scales=jnp.ones((1, 3, width))),
-    )
+    wrong = replace(good, words=good.words[:, :4]), replace(good, scales=jnp.ones((1, 3, width)))
     for packed in (*wrong, replace(good, minima=good.scales[:, :1])):
         with pytest.raises(jax.errors.JaxRuntimeError, match="of few bits do not fit"):
             api.few_bits_product(x, packed, FLOAT32).block_until_ready()

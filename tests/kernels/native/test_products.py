@@ -1,7 +1,5 @@
 """The library of products: its form of a matrix, its results, its threads, and machines that cannot have it."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,11 +72,23 @@ def test_a_product_with_a_matrix_of_a_stack(dtype: str) -> None:
 
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [*range(1, 8), 13])
-def test_a_product_with_a_table(rows: int, dtype: str) -> None:
-    inputs = 3 * library_of(dtype).lanes * api.inputs_each(jnp.dtype(dtype))
-    x, table = numbers((rows, inputs), "float32", 1), numbers((24, inputs), dtype)
-    np.testing.assert_allclose(np.asarray(api.table_product(x, table)), expected(x, table.T), atol=1e-4)
+def test_several_matrices_in_one_call(dtype: str) -> None:
+    """Threads share the blocks of all of them. Each result has the bits of a call of its own."""
+    width, x = library_of(dtype).width, numbers((5, 512), "float32", 1)
+    stacks = [api.pack(numbers((512, n * width), dtype, n), width)[None] for n in (9, 1, 4)]
+    matrices = [api.Packed(stack, jnp.int32(0)) for stack in stacks]
+    together = jax.jit(api.packed_products)(x, matrices)
+    for found, matrix in zip(together, matrices, strict=True):
+        np.testing.assert_array_equal(found, api.packed_product(x, matrix, devices=1000))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a call of products has"):
+        jax.block_until_ready(api.packed_products(x, matrices * 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_columns_of_a_packed_matrix(dtype: str) -> None:
+    matrix, columns = numbers((6, 12), dtype), jnp.array([0, 3, 4, 11, 4])
+    found = api.packed_columns(api.pack(matrix, 4), columns, 4)
+    np.testing.assert_array_equal(found, matrix.T[columns].astype("float32"))
 
 
 @needs_library
@@ -86,14 +96,10 @@ def test_a_product_with_a_table(rows: int, dtype: str) -> None:
 def test_a_row_does_not_depend_on_the_others(dtype: str) -> None:
     """All bits are equal, so a schedule cannot change a token."""
     width = library_of(dtype).width
-    x, matrix, table = numbers((29, 96), "float32", 1), numbers((96, 2 * width), dtype), numbers((64, 96), dtype, 2)
-    for multiply in (
-        partial(api.packed_product, packed=api.pack(matrix, width)),
-        partial(api.table_product, table=table),
-    ):
-        together = np.asarray(multiply(x))
-        for row in range(29):
-            np.testing.assert_array_equal(np.asarray(multiply(x[row : row + 1]))[0], together[row])
+    x, packed = numbers((29, 96), "float32", 1), api.pack(numbers((96, 2 * width), dtype), width)
+    together = np.asarray(api.packed_product(x, packed))
+    for row in range(29):
+        np.testing.assert_array_equal(np.asarray(api.packed_product(x[row : row + 1], packed))[0], together[row])
 
 
 @needs_library
@@ -115,15 +121,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     width = library_of().width
     with pytest.raises(jax.errors.JaxRuntimeError, match="do not fit"):
         api.packed_product(jnp.ones((1, 7)), jnp.ones((2, 8, width))).block_until_ready()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="do not fit"):
-        api.table_product(jnp.ones((1, 8)), jnp.ones((3, 8))).block_until_ready()
 
 
 def test_the_shapes_of_the_library() -> None:
-    wide, narrow = Library(32, 16, 4, has_bfloat16=True), Library(32, 16, 4, has_bfloat16=False)
+    wide, narrow = Library(32, 16, has_bfloat16=True), Library(32, 16, has_bfloat16=False)
     single, half = jnp.dtype("float32"), jnp.dtype("bfloat16")
     assert api.can_pack(wide, 7, 64, single) and not api.can_pack(wide, 7, 48, single)
     assert api.can_pack(wide, 8, 64, half) and not api.can_pack(wide, 7, 64, half)
     assert not api.can_pack(narrow, 8, 64, half) and not api.can_pack(wide, 8, 64, jnp.dtype("float16"))
-    assert api.can_multiply_table(wide, 12, 16, single) and not api.can_multiply_table(wide, 12, 16, half)
-    assert not api.can_multiply_table(wide, 10, 16, single) and not api.can_multiply_table(wide, 12, 24, single)

@@ -10,18 +10,18 @@ import pytest
 from flax import nnx
 
 from orca_jax.assembly.executor import arrange
-from orca_jax.config import DType, ModelConfig
+from orca_jax.config import DType, ModelConfig, Quantization
 from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, random_decoder
-from orca_jax.model.packed import PackedMatrix, ReadTable, held_values, plain_shape
+from orca_jax.model.packed import PackedMatrix, PackedTable, held_values, plain_shape
 from orca_jax.model.parameters import flat_parameters, path_of
 from orca_jax.model.transformer import Decoder
 from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import dense_attention, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-WIDE = Library(32, 16, 4, has_bfloat16=True)
+WIDE = Library(32, 16, has_bfloat16=True)
 IDS = np.arange(3, 40)
 
 
@@ -54,11 +54,35 @@ def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
 def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
     decoder = random(dtype, devices, is_packed=True)
     kinds = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(decoder))}
-    assert {PackedMatrix, ReadTable} <= kinds
+    assert {PackedMatrix, PackedTable} <= kinds
     tolerance = 1e-5 if dtype == "float32" else 2e-2
     np.testing.assert_allclose(
         logits(decoder, IDS), logits(random(dtype, devices, is_packed=False), IDS), atol=tolerance
     )
+
+
+@needs_library
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None:
+    """One for queries, keys and values, and one for gate and up. The rows of the table are not a product."""
+    config = replace(model(), num_layers=1, gated_mlp=True, quantization=quantization)
+    decoder, ids = random_decoder(config, dtype="float32", mesh=mesh_of(1)), jnp.arange(8, dtype=jnp.int32)
+    arrange("cpu", decoder)
+    decoder.pack(library_of(), 1)
+    lowered = jax.jit(lambda decoder: decoder(ids, ids, dense_attention(config), 0)[0]).lower(decoder).as_text()
+    assert lowered.count("_products(") == 4
+
+
+@needs_library
+@pytest.mark.parametrize("devices", [1, 2])
+def test_rows_of_a_packed_table(devices: int) -> None:
+    """One out of range gets the nearest row."""
+    plain, held = random("bfloat16", devices, is_packed=False), random("bfloat16", devices, is_packed=True)
+    index = jnp.array([0, 7, 31, 32, 511, 10**6, -1])
+    table = held.unembedding
+    assert isinstance(table.table, PackedTable) and table.num_rows == plain.unembedding.num_rows
+    wanted = plain.unembedding(jnp.clip(index, 0, table.num_rows - 1))
+    np.testing.assert_array_equal(jax.jit(table)(index), wanted)
 
 
 @needs_library
