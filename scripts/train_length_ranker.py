@@ -17,14 +17,14 @@ import numpy as np
 
 from lab.rank_correlation import kendall_tau
 from length_ranker.card import Result, write_card
+from length_ranker.export import calibrate, save_scorer, scorer_of
 from length_ranker.log import read_log
 from length_ranker.training import Settings, scores_of, train
 from orca_jax.bundled import model_directory
 from orca_jax.errors import OrcaError
 from orca_jax.flags import FlagParser
 from orca_jax.model.load import load_decoder, tensor_mesh
-from orca_jax.ranker.scorer import calibrate
-from orca_jax.ranker.storage import PARAMS, save_scorer, scorer_of
+from orca_jax.ranker.storage import PARAMS
 from orca_jax.text.tokenizer import load_tokenizer
 
 HELD_OUT = 1 / 6

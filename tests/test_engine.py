@@ -8,8 +8,8 @@ import pytest
 
 from orca_jax.errors import RequestError
 from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
-from orca_jax.sim.toy import toy_generate, toy_score
 from tests.sched.lab import VOCAB, Lab
+from tests.sim.oracle import toy_generate, toy_score
 
 
 def test_tokens_come_one_by_one() -> None:

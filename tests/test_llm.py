@@ -16,9 +16,9 @@ import pytest
 from orca_jax import LLM, SamplingParams
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.request import StructuredOutput
-from orca_jax.sim.toy import toy_generate, toy_score
 from orca_jax.text import encoding_threads
 from orca_jax.text.tokenizer import ByteTokenizer
+from tests.sim.oracle import toy_generate, toy_score
 from tests.text.hostile import PANICS, REASON, write_hostile_tokenizer
 
 TOY = "preset:toy"

@@ -1,9 +1,11 @@
 """One engine in this process that runs under each system of an evaluation in turn."""
 
 import gc
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,10 +13,11 @@ from lab.paper.runs import Drive, Lengths, RunResult, serve
 from lab.paper.systems import System
 from lab.real.quiet import Quiet
 from orca_jax.assembly.support import adapted
-from orca_jax.bench.feed import RealWaits, sleep_until
+from orca_jax.bench.feed import sleep_until
 from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
+from orca_jax.step import Executor, Handle
 from orca_jax.timeline.writer import TimelineHeader
 
 SCHEDULERS = {"orca": "orca", "ft": "request_level", "chunked": "chunked"}
@@ -34,6 +37,32 @@ def settings_of(system: System, config: EngineConfig) -> EngineConfig:
     if system.kind == "ft":
         changes["n_workers"] = -(-system.max_bs // system.mbs)
     return adapted(replace(config, **changes), changes)
+
+
+class RealWaits:
+    """Waits of a real executor, each until its end or a time of `time.monotonic`, as the server's loop does."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="result")
+        self._awaited: Handle | None = None
+        self._result: Future[None] | None = None
+
+    def __call__(self, handle: Handle, when: float) -> bool:
+        """Wait for an iteration or a time; True if the iteration has ended."""
+        if self._executor.is_ready(handle):
+            return True
+        if self._awaited is not handle or self._result is None:
+            self._awaited, self._result = handle, self._thread.submit(self._executor.wait, handle)
+        wait([self._result], None if when == math.inf else max(0.0, when - time.monotonic()))
+        if not self._result.done():
+            return False
+        self._result.result()  # raises the executor's error
+        return True
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from orca_jax.engine import Engine
 from orca_jax.request import RequestUpdate
 from orca_jax.sim.executor import VirtualClock
-from orca_jax.step import Executor, Handle
+from orca_jax.step import Handle
 
 
 def feed(
@@ -50,32 +49,6 @@ def feed(
 def sleep_until(when: float) -> None:
     """Wait for a time of `time.monotonic`."""
     time.sleep(max(0.0, when - time.monotonic()))
-
-
-class RealWaits:
-    """Waits of a real executor, each until its end or a time of `time.monotonic`, as the server's loop does."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="result")
-        self._awaited: Handle | None = None
-        self._result: Future[None] | None = None
-
-    def __call__(self, handle: Handle, when: float) -> bool:
-        """Wait for an iteration or a time; True if the iteration has ended."""
-        if self._executor.is_ready(handle):
-            return True
-        if self._awaited is not handle or self._result is None:
-            self._awaited, self._result = handle, self._thread.submit(self._executor.wait, handle)
-        wait([self._result], None if when == math.inf else max(0.0, when - time.monotonic()))
-        if not self._result.done():
-            return False
-        self._result.result()  # raises the executor's error
-        return True
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=False)
 
 
 def advance(clock: VirtualClock, when: float) -> None:

@@ -1,4 +1,4 @@
-"""Saves and loads trained rankers: an Orbax checkpoint of a few arrays."""
+"""Loads trained rankers: an Orbax checkpoint of a few arrays, which `scripts/length_ranker/export.py` writes."""
 
 from pathlib import Path
 from typing import Any
@@ -9,38 +9,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from orca_jax.errors import ConfigError
-from orca_jax.ranker.ranker import Ranker
 from orca_jax.ranker.scorer import Calibration, Scorer
 
 PARAMS = "params"
 """The folder of the checkpoint in the directory of a ranker."""
-_NAMES = ("table", "queries", "hidden_kernel", "hidden_bias", "out_kernel", "out_bias")
-
-
-def scorer_of(ranker: Ranker, calibration: Calibration) -> Scorer:
-    """Convert a trained ranker to a scorer in NumPy."""
-    arrays = {
-        "table": ranker.table(),
-        "queries": ranker.queries[...],
-        "hidden_kernel": ranker.hidden.kernel[...],
-        "hidden_bias": _bias(ranker.hidden),
-        "out_kernel": ranker.out.kernel[...],
-        "out_bias": _bias(ranker.out),
-    }
-    return _scorer({name: np.asarray(array, np.float32) for name, array in arrays.items()}, calibration)
-
-
-def save_scorer(scorer: Scorer, directory: Path) -> None:
-    """Write `directory`/params, which must not exist. The table, nearly all of the data, is in half precision."""
-    tree = {name: getattr(scorer, name) for name in _NAMES}
-    tree["table"] = tree["table"].astype(np.float16)
-    knots = {"knot_scores": scorer.calibration.scores, "knot_tokens": scorer.calibration.tokens}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave({**tree, **knots}))
+NAMES = ("table", "queries", "hidden_kernel", "hidden_bias", "out_kernel", "out_bias")
+"""The arrays of a checkpoint, beside the knots of its calibration."""
 
 
 def load_scorer(directory: Path) -> Scorer:
-    """Read a checkpoint written by `save_scorer`.
+    """Read a checkpoint.
 
     Raises:
         ConfigError: it is another checkpoint; `param` is "length_predictor", and the message lists the mismatches.
@@ -50,7 +28,7 @@ def load_scorer(directory: Path) -> Scorer:
         raise _not_a_ranker(directory, ["params/_METADATA is missing"])
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            wanted = (*_NAMES, "knot_scores", "knot_tokens")
+            wanted = (*NAMES, "knot_scores", "knot_tokens")
             args = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
             item = {name: 0 for name in wanted}
             tree: dict[str, Any] = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(item, restore_args=args))
@@ -64,11 +42,12 @@ def load_scorer(directory: Path) -> Scorer:
     if problems:
         raise _not_a_ranker(directory, problems)
     calibration = Calibration(arrays["knot_scores"], arrays["knot_tokens"])
-    return _scorer(arrays, calibration)
+    return as_scorer(arrays, calibration)
 
 
-def _scorer(arrays: dict[str, np.ndarray], calibration: Calibration) -> Scorer:
-    table, queries, hidden_kernel, hidden_bias, out_kernel, out_bias = (arrays[name] for name in _NAMES)
+def as_scorer(arrays: dict[str, np.ndarray], calibration: Calibration) -> Scorer:
+    """Return a scorer of the arrays by name."""
+    table, queries, hidden_kernel, hidden_bias, out_kernel, out_bias = (arrays[name] for name in NAMES)
     return Scorer(table, queries, hidden_kernel, hidden_bias, out_kernel, out_bias, calibration)
 
 
@@ -101,7 +80,3 @@ def _misfits(arrays: dict[str, np.ndarray]) -> list[str]:
     ]
     infinite = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     return problems + [f"{name}: some numbers are not finite" for name in infinite]
-
-
-def _bias(linear: Any) -> Any:
-    return linear.bias[...]

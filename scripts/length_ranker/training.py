@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 from length_ranker.log import Log
-from orca_jax.ranker.ranker import Ranker, list_mle
+from length_ranker.ranker import Ranker, list_mle
 
 
 @dataclass(frozen=True)

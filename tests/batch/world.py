@@ -14,7 +14,7 @@ from orca_jax.batch.args import parse_args
 from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.run import run_batch
 from orca_jax.request import SamplingParams
-from orca_jax.sim.toy import toy_generate
+from tests.sim.oracle import toy_generate
 
 MODEL = "preset:toy"
 EOS = 256

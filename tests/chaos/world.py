@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 
 from orca_jax.request import SamplingParams
-from orca_jax.sim.toy import toy_generate
 from orca_jax.text.tokenizer import ByteTokenizer
 from tests.serve.running import MODEL, VOCAB_SIZE, Server, parse_events, wait_until
+from tests.sim.oracle import toy_generate
 
 LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
 # With greedy sampling the toy ends in an endless run of end tokens, which have no text.

@@ -14,7 +14,7 @@ from orca_jax.cli.chat import TerminalChat
 from orca_jax.cli.main import main
 from orca_jax.errors import RequestError
 from orca_jax.request import SamplingParams
-from orca_jax.sim.toy import toy_generate
+from tests.sim.oracle import toy_generate
 
 TOY = ["--model", "preset:toy"]
 

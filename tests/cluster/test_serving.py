@@ -8,9 +8,9 @@ import pytest
 from orca_jax.cluster.exits import ExitStatus
 from orca_jax.cluster.keys import make_key_file
 from orca_jax.request import SamplingParams
-from orca_jax.sim.toy import toy_generate
 from tests.cluster.hosts import Hosts, errors_of, hosts, start_worker
 from tests.serve.running import EOS, VOCAB_SIZE, wait_until
+from tests.sim.oracle import toy_generate
 
 PROMPT = "several"
 

@@ -10,8 +10,9 @@ import pytest
 from orca_jax import LLM, SamplingParams
 from orca_jax.errors import RequestError
 from orca_jax.llm.embed import EmbeddingRequestOutput
-from orca_jax.sim.toy import toy_generate, toy_pooled
+from orca_jax.sim.toy import toy_pooled
 from orca_jax.step import StepPlan
+from tests.sim.oracle import toy_generate
 
 PROMPTS = [[1, 2, 3], list(range(40)), [7], [9] * 25]
 POOLINGS: list[Any] = ["last", "mean"]

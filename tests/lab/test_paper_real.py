@@ -14,10 +14,9 @@ from lab.paper.curves import Point
 from lab.paper.systems import parse_system
 from lab.real.budget import LEAST_REQUESTS, SHARE, PlannedRun, seconds_of_a_run
 from lab.real.curves import LOADS, Sweep, arrivals_at, ratios, steady_throughput
-from lab.real.laboratory import Laboratory, settings_of
+from lab.real.laboratory import Laboratory, RealWaits, settings_of
 from lab.real.page import read_results, section
 from lab.real.quiet import ATTEMPTS, Quiet
-from orca_jax.bench.feed import RealWaits
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.step import Executor

@@ -20,8 +20,9 @@ from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.server_config import ServerConfig
-from orca_jax.sim.toy import ToyExecutor, toy_generate
+from orca_jax.sim.toy import ToyExecutor
 from orca_jax.step import Handle, StepPlan, StepResult
+from tests.sim.oracle import toy_generate
 
 VOCAB, PAGES, PAGE_SIZE, ROWS = 61, 64, 4, 4
 SECONDS = 60

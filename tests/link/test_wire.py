@@ -48,9 +48,9 @@ from orca_jax.request import (
     Urgency,
 )
 from orca_jax.server_config import KvEvents
-from orca_jax.sim.toy import toy_generate
 from orca_jax.startup import EngineSummary, StartReport
 from orca_jax.step import ExecutorStats
+from tests.sim.oracle import toy_generate
 
 LOGPROBS = TokenLogprobs(-1.5, 2, (7, 1), (-0.25, -1.5))
 TO_ENGINE = [

@@ -13,7 +13,7 @@ from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import AdapterAnswer, FromFrontEnd, LoadAdapter, Ready
 from orca_jax.request import LoRARequest, RequestOutput
 from orca_jax.server_config import ServerConfig
-from orca_jax.sim.toy import toy_generate
+from tests.sim.oracle import toy_generate
 
 SETTINGS: dict[str, Any] = {"model": "preset:toy", "max_num_seqs": 4, "max_model_len": 4096, "page_size": 16}
 

@@ -10,7 +10,7 @@ import pytest
 from orca_jax import LLM, SamplingParams
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.request import StructuredOutput, candidate_seed
-from orca_jax.sim.toy import toy_generate
+from tests.sim.oracle import toy_generate
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TEMPLATE = (

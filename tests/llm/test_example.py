@@ -3,7 +3,7 @@
 from starlette.testclient import TestClient
 
 from examples.async_service import PARAMS, create_service
-from orca_jax.sim.toy import toy_generate
+from tests.sim.oracle import toy_generate
 
 
 def test_the_service_streams_summaries() -> None:

@@ -13,7 +13,8 @@ from orca_jax import LLM, SamplingParams
 from orca_jax.errors import EngineError
 from orca_jax.llm.turns import FairLock
 from orca_jax.request import RequestOutput, RequestUpdate
-from orca_jax.sim.toy import ToyExecutor, toy_generate
+from orca_jax.sim.toy import ToyExecutor
+from tests.sim.oracle import toy_generate
 
 
 def params_of(max_tokens: int) -> SamplingParams:

@@ -22,9 +22,10 @@ from orca_jax.openai.model import Model, Service
 from orca_jax.serve.app import create_app
 from orca_jax.serve.args import check
 from orca_jax.server_config import ServerConfig
-from orca_jax.sim.toy import TOY_MODEL, toy_generate, toy_pooled
+from orca_jax.sim.toy import TOY_MODEL, toy_pooled
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.tokenizer import load_tokenizer
+from tests.sim.oracle import toy_generate
 
 TOY = "preset:toy"
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "return_token_ids": True}

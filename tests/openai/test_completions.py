@@ -8,10 +8,10 @@ import openai
 import pytest
 
 from orca_jax.request import SamplingParams
-from orca_jax.sim.toy import toy_generate
 from orca_jax.text.tokenizer import ByteTokenizer
 from tests.openai.shapes import check_response
 from tests.serve.running import EOS, MODEL, VOCAB_SIZE, Server, running
+from tests.sim.oracle import toy_generate
 
 GREEDY: dict[str, Any] = {"temperature": 0}
 

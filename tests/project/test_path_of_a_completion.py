@@ -1,4 +1,4 @@
-"""The files and the forms of data that one completion crosses, from its bytes to the last byte of its answer.
+"""The files and the forms of data that one completion, response or message crosses, from its bytes to its answer.
 
 A file counts if a function of it runs for the call. The front end and the engine process are traced while a server
 answers one streamed completion of the toy model. The device's part is traced on a real model: one launch on the host,
@@ -35,10 +35,16 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.step import Member
 from tests.exec.test_executor import PROMPT, make_executor, plan
 from tests.sampling import GREEDY
-from tests.serve.running import Server, running, wait_until
+from tests.serve.running import MODEL, Server, running, wait_until
 
-MAX_FILES = 56
-MAX_FORMS = 18
+COMPLETION, RESPONSE, MESSAGE = "/v1/completions", "/v1/responses", "/v1/messages"
+MAX_FILES = {COMPLETION: 56, RESPONSE: 58, MESSAGE: 58}
+MAX_FORMS = {COMPLETION: 18, RESPONSE: 19, MESSAGE: 19}
+BODIES = {
+    COMPLETION: {"prompt": "hi", "max_tokens": 4, "ignore_eos": True},
+    RESPONSE: {"input": "hi", "max_output_tokens": 4},
+    MESSAGE: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+}
 NUM_CALLS = 5  # only files of all calls count: a heartbeat falls into some of them
 PACKAGE = Path(orca_jax.__file__).parent
 TRACER = Path(__file__).parent / "tracer"
@@ -80,24 +86,26 @@ def files_of(call: Callable[[], object]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def host_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Files of a streamed completion in both processes; the toy executor stands for the device."""
+def host_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Files of a streamed answer in both processes, by route; the toy executor stands for the device."""
     folder = tmp_path_factory.mktemp("tracer")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TRACER), *filter(None, [os.environ.get("PYTHONPATH")])]))
         patch.setenv("ORCA_JAX_TRACER", str(folder))
         with running() as server:
             processes = [psutil.Process(server.process.pid), server.engine()]
-            windows = [files_of_one_call(server, folder, processes) for _ in range(NUM_CALLS)]
-    files = set.intersection(*windows)
-    return {file for file in files if not file.startswith("sim/")}
+            windows = {
+                path: [files_of_one_call(server, path, folder, processes) for _ in range(NUM_CALLS)] for path in BODIES
+            }
+    files = {path: set.intersection(*each) for path, each in windows.items()}
+    return {path: {file for file in each if not file.startswith("sim/")} for path, each in files.items()}
 
 
-def files_of_one_call(server: Server, folder: Path, processes: list[psutil.Process]) -> set[str]:
+def files_of_one_call(server: Server, path: str, folder: Path, processes: list[psutil.Process]) -> set[str]:
     """Files with a function that has run since the start of one call, heartbeats and timers of that time included."""
     start = time.monotonic()
-    with server.stream("hi", max_tokens=4, ignore_eos=True) as events:
-        assert list(events)
+    answer = server.http.post(path, json={"model": MODEL, "stream": True, **BODIES[path]})
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream"), answer.text
     records = [record_of(folder, process) for process in processes]
     return relative({path for record in records for path, at in record.items() if at >= start})
 
@@ -131,11 +139,12 @@ def lower(executor: JaxExecutor) -> None:
     shapes._lower_sampler("plain", shapes.widths[0], state)
 
 
-def test_a_completion_crosses_few_files(host_files: set[str], device_files: set[str]) -> None:
-    assert {"serve/handlers.py", "engine.py", "link/process.py"} <= host_files
+@pytest.mark.parametrize("path", MAX_FILES)
+def test_a_call_crosses_few_files(path: str, host_files: dict[str, set[str]], device_files: set[str]) -> None:
+    assert {"serve/handlers.py", "engine.py", "link/process.py"} <= host_files[path]
     assert {"exec/executor.py", "model/transformer.py"} <= device_files
-    files = sorted(host_files | device_files)
-    assert len(files) <= MAX_FILES, f"{len(files)} files: {' '.join(files)}"
+    files = sorted(host_files[path] | device_files)
+    assert len(files) <= MAX_FILES[path], f"{len(files)} files: {' '.join(files)}"
 
 
 # Forms in their order, and the containers that count with them. Those in quotes are no classes: bytes, or arrays.

@@ -23,10 +23,11 @@ from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.describe import read_model_config
-from orca_jax.ranker.ranker import Ranker, list_mle
-from orca_jax.ranker.scorer import Calibration, Scorer, calibrate
-from orca_jax.ranker.storage import PARAMS, load_scorer, save_scorer, scorer_of
+from orca_jax.ranker.scorer import Calibration, Scorer
+from orca_jax.ranker.storage import PARAMS, load_scorer
 from orca_jax.sim.toy import TOY_MODEL
+from scripts.length_ranker.export import calibrate, save_scorer, scorer_of
+from scripts.length_ranker.ranker import Ranker, list_mle
 
 VOCAB = 20
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -17,8 +17,8 @@ from flax import nnx
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.llm import tunix_rollout
 from orca_jax.request import SamplingParams
-from orca_jax.sim.toy import toy_generate, toy_score
 from tests.rollouts import tunix_contract as contract
+from tests.sim.oracle import toy_generate, toy_score
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,8 +18,9 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import Choice, Scheduler, Selection
-from orca_jax.sim.toy import Override, ToyExecutor, toy_generate
+from orca_jax.sim.toy import Override, ToyExecutor
 from orca_jax.step import Handle, StepPlan
+from tests.sim.oracle import toy_generate
 
 VOCAB = 61
 SCHEDULERS: dict[str, Callable[[int, int], Scheduler]] = {"orca": OrcaScheduler, "request_level": RequestLevelScheduler}

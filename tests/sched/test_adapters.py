@@ -8,9 +8,9 @@ from orca_jax.errors import RequestError
 from orca_jax.request import Adapter, SamplingParams
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.request import Request
-from orca_jax.sim.toy import toy_generate
 from orca_jax.step import SlotWrite
 from tests.sched.lab import VOCAB, Lab, Shape
+from tests.sim.oracle import toy_generate
 
 A, B, C = (Adapter(name, f"key of {name}") for name in "abc")
 LABS = {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from orca_jax.config import SchedulerName
 from orca_jax.request import DEFAULT_URGENCY, MAX_PRIORITY, SamplingParams, Urgency
 from orca_jax.sched.request import Request, State
-from orca_jax.sim.toy import toy_score
 from tests.sched.lab import VOCAB, Lab
+from tests.sim.oracle import toy_score
 
 EOS = 7
 

@@ -5,10 +5,11 @@ import time
 import pytest
 
 from orca_jax.request import SamplingParams
-from orca_jax.sim.toy import ToyExecutor, toy_generate
+from orca_jax.sim.toy import ToyExecutor
 from orca_jax.sim.toy_logits import toy_logprobs
 from orca_jax.step import Member, MemberResult, StepPlan, StepResult
 from tests.sampling import row_sampling
+from tests.sim.oracle import toy_generate
 
 GREEDY = row_sampling(seed=3)
 FIRST = Member("a", row=0, start=0, ids=[1, 2, 3], is_sampling=True, new_blocks=([4, 2],), sampling=GREEDY)

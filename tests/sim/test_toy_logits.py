@@ -5,8 +5,8 @@ import math
 import pytest
 
 from orca_jax.request import SamplingParams
-from orca_jax.sim.toy import toy_generate, toy_score
 from orca_jax.sim.toy_logits import best_of, first_allowed, toy_adjusted, toy_logprobs
+from tests.sim.oracle import toy_generate, toy_score
 
 PLAIN = SamplingParams(temperature=0.0)
 NORM = math.log(sum(math.exp(-n / 8) for n in range(10)))

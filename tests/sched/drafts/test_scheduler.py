@@ -13,8 +13,9 @@ from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sched.drafts.proposer import Chance, Wish
 from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
 from orca_jax.sched.request import Request
-from orca_jax.sim.toy import ToyExecutor, toy_generate
+from orca_jax.sim.toy import ToyExecutor
 from tests.sched.lab import VOCAB, Lab, Shape
+from tests.sim.oracle import toy_generate
 
 LIMITS = DraftLimits(per_request=4, per_iteration=16, max_bs=8, with_extras=8, max_tokens=64)
 
