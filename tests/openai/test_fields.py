@@ -2,15 +2,19 @@
 
 import json
 import threading
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from orca_jax.openai.schema import (
     PARSERS,
     chat_parser,
     completion_parser,
+    components,
     detokenize_parser,
     messages_parser,
     responses_parser,
@@ -133,6 +137,17 @@ def test_every_field(idle_server: Server, path: str) -> None:
     assert whole(together) == whole(text_of_a_stream())
     assert {"model", *ROUTES[path][1]} - taken <= {"model", "messages", "tokens", "prompt"}
     assert set(ROUTES[path][0].unused) & set(names(path)) <= taken, "null is always taken"
+
+
+def test_meanings_belong_to_fields() -> None:
+    """A field that was renamed or removed would leave its text behind."""
+    texts = tomllib.loads(Path(components.__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+    kinds = [parser.kind for parser in PARSERS.values()]
+    schemas = components.described(kinds)
+    bases = {base.__name__: base for kind in kinds for base in kind.__mro__ if issubclass(base, msgspec.Struct)}
+    for name, fields in texts.items():
+        known = bases[name].__struct_fields__ if name in bases else schemas[name]["properties"]
+        assert set(fields) <= set(known), name
 
 
 def test_the_document_and_the_tables_have_the_same_fields(server: Server) -> None:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-import msgspec
-
 from orca_jax.openai.schema import PARSERS
+from orca_jax.openai.schema.components import described
 from orca_jax.openai.schema.parse import BodyParser
 from orca_jax.serve.openapi import openapi_document
 from tests.project.source import ROOT, SourceFile, python_files
@@ -36,8 +35,7 @@ def routes() -> dict[str, str]:
 
 def descriptions(parser: BodyParser) -> dict[str, str]:
     """Every field of a body, with its description; fields without effect are one row."""
-    _, components = msgspec.json.schema_components([parser.kind])
-    properties = components[parser.kind.__name__]["properties"]
+    properties = described([parser.kind])[parser.kind.__name__]["properties"]
     fields = {name: str(field.get("description", "")) for name, field in properties.items()}
     if parser.unused:
         fields[UNUSED] = "The fields that api.md lists as ignored, or as accepted at some values only."

@@ -63,10 +63,8 @@ class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[CalledTool], Meta(max_length=MAX_TOOLS)] | None = None
-    reasoning: Annotated[
-        str | None, Meta(description="Reasoning of the model before this answer. Passed on to the chat template.")
-    ] = None
-    reasoning_content: Annotated[str | None, Meta(description="Older name of `reasoning`.")] = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="role", tag="tool"):
@@ -85,14 +83,8 @@ class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     name: Name
     description: str | None = None
-    parameters: Annotated[JsonObject | None, Meta(description="JSON schema of the arguments, an object.")] = None
-    strict: Annotated[
-        bool | None,
-        Meta(
-            description="A call that is not forced matches its schema, too. Refuse a keyword that cannot be enforced. "
-            "Otherwise it is left out, and the header names it."
-        ),
-    ] = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,52 +122,20 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
 class ChatRequest(CompletionFields, frozen=True, kw_only=True):
     """A request for chat completions."""
 
-    messages: Annotated[
-        list[ChatMessage],
-        Meta(min_length=1, max_length=MAX_MESSAGES, description="The conversation. Content is text only."),
-    ]
-    max_completion_tokens: Annotated[
-        AnswerLimit | None,
-        Meta(
-            description="Maximum number of generated tokens; -1: the rest of the context. Default: the model's "
-            "`generation_config.json`, else the rest of the context."
-        ),
-    ] = None
-    max_tokens: Annotated[AnswerLimit | None, Meta(description="Older name of `max_completion_tokens`.")] = None
-    logprobs: Annotated[bool | None, Meta(description="Return log probabilities of the generated tokens.")] = None
-    top_logprobs: Annotated[
-        NumLogprobs | None, Meta(description="Return this many most probable tokens as well. Requires `logprobs`.")
-    ] = None
-    tools: Annotated[
-        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None, Meta(description="Functions that the model may call.")
-    ] = None
-    tool_choice: Annotated[
-        Literal["none", "auto", "required", "any"] | NamedTool | AllowedTools | None,
-        Meta(
-            description='"required" (Mistral: "any") or a named function forces a call that matches its schema. '
-            '"auto", the default with tools, requires a model with a known format of calls, or a server with '
-            "`--tool-call-parser`."
-        ),
-    ] = None
-    parallel_tool_calls: Annotated[
-        bool | None, Meta(description="If false, only the first call is returned. Default true.")
-    ] = None
-    add_generation_prompt: Annotated[
-        bool | None, Meta(description="End the prompt with the start of an assistant message. Default true.")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None, Meta(description="Continue the last message. Requires `add_generation_prompt: false`.")
-    ] = None
-    chat_template_kwargs: Annotated[
-        JsonObject | None, Meta(description="Additional variables for the chat template.")
-    ] = None
-    reasoning_effort: Annotated[
-        str | None, Meta(description="Variable of the chat template; ignored if the template does not use it.")
-    ] = None
-    enable_thinking: Annotated[
-        bool | None, Meta(description="Variable of the chat template; ignored if the template does not use it.")
-    ] = None
-    echo: Annotated[bool | None, Meta(description="Repeat the last message. Requires `continue_final_message`.")] = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: AnswerLimit | None = None
+    max_tokens: AnswerLimit | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    echo: bool | None = None
 
     prompt_name: ClassVar[str] = "messages"
     default_limit: ClassVar[int | None] = None  # None: the rest of the context

@@ -1,6 +1,8 @@
-"""JSON schemas of all request bodies, from the tables of fields."""
+"""JSON schemas of all request bodies, from the tables of fields, and from `fields.toml`, which says what each means."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,7 +34,7 @@ def request_schemas(
         takes_priority: if False, only a `priority` of 0 is allowed.
         takes_unknown: if False, unknown fields must be null.
     """
-    _, schemas = msgspec.json.schema_components([parser.kind for parser in PARSERS.values()], ref_template=REF)
+    schemas = described([parser.kind for parser in PARSERS.values()])
     unused = {**NESTED, **{parser.kind.__name__: parser.unused for parser in PARSERS.values()}}
     for name, schema in schemas.items():
         if "properties" in schema:
@@ -51,6 +53,18 @@ def request_schemas(
         schemas[name]["required"].remove("type")
         schemas[name]["properties"]["type"]["enum"].append(None)
     return {name: _limited(schema, limits) for name, schema in schemas.items()}
+
+
+def described(kinds: Sequence[type[msgspec.Struct]]) -> Document:
+    """Components for these bodies and what is in them, with the meaning of each field."""
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
+    texts = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+    bases = {kind.__name__: [base.__name__ for base in reversed(kind.__mro__)] for kind in kinds}
+    for name, schema in schemas.items():
+        for base in bases.get(name, [name]):
+            for field, text in texts.get(base, {}).items():
+                schema["properties"][field]["description"] = text
+    return schemas
 
 
 def _tools_of(schema: Document) -> list[Document]:

@@ -16,42 +16,22 @@ type EmbeddingPart = str | list[int]
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for embeddings. For every field, `null` means "not given"."""
 
-    model: Annotated[str | None, Meta(description="One of the served model names. Default: the served model.")] = None
+    model: str | None = None
     input: Annotated[
         str | Annotated[list[str | TokenId | Annotated[list[TokenId], MaxIds]], MaxIds],
         Meta(description=f"A string, a list of token ids, or a list of up to {MAX_PROMPTS} strings or lists of ids."),
     ]
-    encoding_format: Annotated[
-        Literal["float", "base64"] | None,
-        Meta(description="Numbers, or little-endian float32 in base64. Default `float`."),
-    ] = None
-    dimensions: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_PROMPT_IDS)] | None,
-        Meta(description="Return the first numbers only; for models trained for it (`is_matryoshka` in config.json)."),
-    ] = None
-    user: Annotated[
-        Annotated[str, Meta(max_length=MAX_NAME)] | None,
-        Meta(description="Tenant for `--scheduling-policy fair` on a server without keys."),
-    ] = None
-    pooling: Annotated[
-        Pooling | None,
-        Meta(description="The hidden vector of the last token, or the mean over all tokens. Default `last`."),
-    ] = None
-    normalize: Annotated[bool | None, Meta(description="Scale each vector to a length of one. Default true.")] = None
-    add_special_tokens: Annotated[
-        bool | None, Meta(description="Add the tokenizer's special tokens to texts. Default true.")
-    ] = None
-    cache_salt: Annotated[
-        Annotated[str, Meta(max_length=MAX_NAME)] | None,
-        Meta(description="Only requests with the same salt share prefix-cache entries."),
-    ] = None
-    priority: Annotated[
-        Annotated[int, within(RANGES["priority"])] | None,
-        Meta(description="A lower one runs sooner, with `--scheduling-policy priority`. Default 0."),
-    ] = None
-    request_id: Annotated[CallerId | None, Meta(description="Id of the answer. Default: a random one.")] = None
-    queue_timeout: Annotated[Seconds | None, Meta(description="Longest wait for the begin, in seconds.")] = None
-    timeout: Annotated[Seconds | None, Meta(description="Longest time for the call, in seconds.")] = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_PROMPT_IDS)] | None = None
+    user: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
+    priority: Annotated[int, within(RANGES["priority"])] | None = None
+    request_id: CallerId | None = None
+    queue_timeout: Seconds | None = None
+    timeout: Seconds | None = None
 
     def parts(self) -> list[EmbeddingPart]:
         """The inputs, in order. Raises ApiError."""

@@ -33,23 +33,20 @@ class ToolResultBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     """The result of a tool call, in a message of the user."""
 
     tool_use_id: str
-    content: Annotated[
-        str | Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)] | None,
-        Meta(description="Text for the model. All results of a turn come before its texts."),
-    ] = None
+    content: str | Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)] | None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
     """Reasoning before an earlier answer, in a message of the assistant. It is passed on to the chat template."""
 
     thinking: str
-    signature: Annotated[str | None, Meta(description="Without effect.")] = None
+    signature: str | None = None
 
 
 class RedactedBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"):
     """Encrypted reasoning of another server. The model does not see it."""
 
-    data: Annotated[str | None, Meta(description="Without effect.")] = None
+    data: str | None = None
 
 
 ContentBlock = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedBlock
@@ -60,48 +57,31 @@ class TurnMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], Meta(max_length=MAX_MESSAGES)]
-    clear_at: Annotated[
-        Literal["next_user_message", "never"] | None,
-        Meta(
-            description="Of a message of the role `system`: `next_user_message` leaves it out once a message of the "
-            "user follows. Default `never`."
-        ),
-    ] = None
+    clear_at: Literal["next_user_message", "never"] | None = None
 
 
 class CustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tool that the client runs."""
 
     name: ToolName
-    input_schema: Annotated[JsonObject, Meta(description="JSON schema of the input, an object.")]
+    input_schema: JsonObject
     description: str | None = None
     type: Literal["custom"] | None = None
-    strict: Annotated[bool | None, Meta(description="As in `tools` of a chat.")] = None
+    strict: bool | None = None
 
 
 class MessagesToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The use of `tools`."""
 
-    type: Annotated[
-        Literal["auto", "any", "tool", "none"],
-        Meta(description="`any` forces a call, and `tool` a call of the tool `name`. Default `auto`."),
-    ]
-    name: Annotated[ToolName | None, Meta(description="One of `tools`. Required with type `tool`.")] = None
-    disable_parallel_tool_use: Annotated[
-        bool | None, Meta(description="If true, only the first call is returned. Default false.")
-    ] = None
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class ThinkingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Reasoning before the answer."""
 
-    type: Annotated[
-        Literal["enabled", "adaptive", "between_tools", "disabled"],
-        Meta(
-            description="Sets the variable `enable_thinking` of the chat template: false for `disabled`, else true. "
-            "Ignored if the template does not use it."
-        ),
-    ]
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
 class OutputSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
@@ -113,57 +93,23 @@ class OutputSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The form of the answer, and the effort for it."""
 
-    format: Annotated[OutputSchema | None, Meta(description="The format is enforced.")] = None
-    effort: Annotated[
-        str | None,
-        Meta(description="Variable `reasoning_effort` of the chat template; ignored if the template does not use it."),
-    ] = None
+    format: OutputSchema | None = None
+    effort: str | None = None
 
 
 class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
     """A request for a message, or for the number of tokens of its prompt."""
 
-    messages: Annotated[
-        list[TurnMessage],
-        Meta(
-            min_length=1,
-            max_length=MAX_MESSAGES,
-            description="The conversation. The answer continues a last message of the assistant. A later message of "
-            "the role `system` stays as it is if the chat template renders it there; otherwise it is a message "
-            "of the user.",
-        ),
-    ]
-    system: Annotated[
-        str | Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)] | None,
-        Meta(
-            description="Instructions for the model. A first block that begins with `x-anthropic-billing-header:` is "
-            "left out, since it differs in each call and would keep the prefix cache from being used."
-        ),
-    ] = None
-    max_tokens: Annotated[
-        AnswerLimit | None,
-        Meta(
-            description="Maximum number of generated tokens; -1: the rest of the context. Default: the model's "
-            "`generation_config.json`, else the rest of the context."
-        ),
-    ] = None
-    stop_sequences: Annotated[
-        StopStrings | None, Meta(description="Strings that end the text, in addition to those of `stop`.")
-    ] = None
-    tools: Annotated[
-        Annotated[list[CustomTool | None], Meta(max_length=MAX_TOOLS)] | None,
-        Meta(
-            description="Tools that the model may call. Tools of other types, which Anthropic defines, are left out, "
-            "and named in the header of ignored fields."
-        ),
-    ] = None
-    tool_choice: Annotated[MessagesToolChoice | None, Meta(description="The use of `tools`.")] = None
-    thinking: Annotated[ThinkingConfig | None, Meta(description="Reasoning before the answer.")] = None
-    output_config: Annotated[OutputConfig | None, Meta(description="The form of the answer.")] = None
-    output_format: Annotated[OutputSchema | None, Meta(description="Older name of `output_config.format`.")] = None
-    chat_template_kwargs: Annotated[
-        JsonObject | None, Meta(description="Additional variables for the chat template.")
-    ] = None
+    messages: Annotated[list[TurnMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)] | None = None
+    max_tokens: AnswerLimit | None = None
+    stop_sequences: StopStrings | None = None
+    tools: Annotated[list[CustomTool | None], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputSchema | None = None
+    chat_template_kwargs: JsonObject | None = None
 
     prompt_name: ClassVar[str] = "messages"
 

@@ -101,8 +101,8 @@ class FlatFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
 
     name: Name
     description: str | None = None
-    parameters: Annotated[JsonObject | None, Meta(description="JSON schema of the arguments, an object.")] = None
-    strict: Annotated[bool | None, Meta(description="As in `tools` of a chat.")] = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
 
 
 class Namespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
@@ -110,9 +110,7 @@ class Namespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
     name: Name
     tools: Annotated[list[FlatFunction | None], beside(_FUNCTIONS, MAX_TOOLS)]
-    description: Annotated[str | None, Meta(description="Without effect: functions have their own descriptions.")] = (
-        None
-    )
+    description: str | None = None
 
 
 class FlatNamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
@@ -132,29 +130,21 @@ class FlatJsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     """JSON that matches a schema."""
 
     schema: JsonObject
-    name: Annotated[str | None, Meta(description="Without effect.")] = None
-    description: Annotated[str | None, Meta(description="Without effect.")] = None
-    strict: Annotated[bool | None, Meta(description="As in `response_format` of a chat.")] = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class TextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The form of the answer."""
 
-    format: Annotated[
-        TextFormat | JsonObjectFormat | FlatJsonSchema | None, Meta(description="The format is enforced.")
-    ] = None
+    format: TextFormat | JsonObjectFormat | FlatJsonSchema | None = None
 
 
 class ReasoningSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of reasoning."""
 
-    effort: Annotated[
-        str | None,
-        Meta(
-            description="Variable `reasoning_effort` of the chat template. `none` also sets `enable_thinking` to "
-            "false. Ignored if the template uses neither."
-        ),
-    ] = None
+    effort: str | None = None
 
 
 class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,43 +154,16 @@ class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     """A request for a response."""
 
-    input: Annotated[
-        str | Annotated[list[InputItem | None], beside(_ITEMS, MAX_MESSAGES)] | None,
-        Meta(description="A message of the user, or items. Required without `previous_response_id`."),
-    ] = None
-    instructions: Annotated[
-        str | None, Meta(description="A system message before the input. Later responses do not inherit it.")
-    ] = None
-    previous_response_id: Annotated[
-        ItemId | None, Meta(description="A stored response of the same key. Its input and output come before `input`.")
-    ] = None
-    store: Annotated[
-        bool | None,
-        Meta(description="Keep the response in memory for later calls, as `--responses-store` allows. Default true."),
-    ] = None
-    max_output_tokens: Annotated[
-        AnswerLimit | None,
-        Meta(
-            description="Maximum number of generated tokens; -1: the rest of the context. Default: the model's "
-            "`generation_config.json`, else the rest of the context."
-        ),
-    ] = None
-    text: Annotated[TextSettings | None, Meta(description="The form of the answer.")] = None
-    reasoning: Annotated[ReasoningSettings | None, Meta(description="Settings of reasoning.")] = None
-    tools: Annotated[
-        Annotated[list[FlatFunction | Namespace | None], beside(_TOOLS, MAX_TOOLS)] | None,
-        Meta(
-            description="Functions that the model may call. Tools of other types are left out, and named in the header "
-            "of ignored fields."
-        ),
-    ] = None
-    tool_choice: Annotated[
-        Literal["none", "auto", "required"] | FlatNamedTool | FlatAllowedTools | None,
-        Meta(description="As in a chat."),
-    ] = None
-    parallel_tool_calls: Annotated[
-        bool | None, Meta(description="If false, only the first call is returned. Default true.")
-    ] = None
+    input: str | Annotated[list[InputItem | None], beside(_ITEMS, MAX_MESSAGES)] | None = None
+    instructions: str | None = None
+    previous_response_id: ItemId | None = None
+    store: bool | None = None
+    max_output_tokens: AnswerLimit | None = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    tools: Annotated[list[FlatFunction | Namespace | None], beside(_TOOLS, MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | FlatAllowedTools | None = None
+    parallel_tool_calls: bool | None = None
     include: Annotated[
         Annotated[list[str], Meta(max_length=MAX_PARTS)] | None,
         Meta(description=f"`{LOGPROBS}` returns log probabilities. Other values are ignored."),
@@ -209,35 +172,14 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         NumLogprobs | None,
         Meta(description=f"Return this many most probable tokens as well. Ignored without `{LOGPROBS}` in `include`."),
     ] = None
-    truncation: Annotated[
-        Literal["auto", "disabled"] | None,
-        Meta(
-            description="With `auto`, a conversation that is too long loses its oldest turns, then its oldest calls "
-            "with their results. System messages and the last message of the user stay. The smaller of "
-            "`max_output_tokens` and a quarter of the context is left for the answer. Default `disabled`."
-        ),
-    ] = None
-    metadata: Annotated[
-        Annotated[dict[MetadataKey, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None,
-        Meta(description="Returned with the response."),
-    ] = None
-    chat_template_kwargs: Annotated[
-        JsonObject | None, Meta(description="Additional variables for the chat template.")
-    ] = None
-    enable_response_messages: Annotated[
-        bool | None,
-        Meta(description="Also return `input_messages` and `output_messages`: prompt and answer, as text and as ids."),
-    ] = None
-    stream_options: Annotated[ResponseStreamOptions | None, Meta(description="Options of the stream.")] = None
-    timings_per_token: Annotated[
-        bool | None,
-        Meta(description="Add `timings` of llama.cpp to the pieces of a stream, and to its last event."),
-    ] = None
-    return_progress: Annotated[
-        bool | None,
-        Meta(description="Add llama.cpp's event with `prompt_progress` to a stream, when the prompt is processed."),
-    ] = None
-    request_id: Annotated[CallerId | None, Meta(description="Written to logs and traces.")] = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Annotated[dict[MetadataKey, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    enable_response_messages: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    request_id: CallerId | None = None
 
     @property
     def wants_logprobs(self) -> bool:

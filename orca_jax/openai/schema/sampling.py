@@ -1,4 +1,7 @@
-"""Fields of both completions and chat completions: type, range and meaning; and the body of `POST /v1/completions`."""
+"""Fields of both completions and chat completions, with type and range; and the body of `POST /v1/completions`.
+
+`fields.toml` says what each field means; a description is here if it has a limit in its text.
+"""
 
 from typing import Annotated, Any, ClassVar
 
@@ -51,87 +54,27 @@ CallerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a streamed answer."""
 
-    include_usage: Annotated[
-        bool | None,
-        Meta(
-            description="Send a last chunk with the token counts and without choices; `usage` is `null` in all others."
-        ),
-    ] = None
-    continuous_usage_stats: Annotated[
-        bool | None, Meta(description="Send the counts so far in every chunk. Requires `include_usage`.")
-    ] = None
-    include_obfuscation: Annotated[
-        bool | None, Meta(description="Only `false`: chunks are not padded to hide their length.")
-    ] = None
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all bodies that ask for text. For every field, `null` means "not given"."""
 
-    model: Annotated[str | None, Meta(description="One of the served model names. Default: the served model.")] = None
+    model: str | None = None
 
-    temperature: Annotated[
-        Annotated[float, within(RANGES["temperature"])] | None,
-        Meta(
-            description="Sampling temperature; 0 always takes the most probable token. Default: the model's "
-            "`generation_config.json`, else 1."
-        ),
-    ] = None
-    top_p: Annotated[
-        Annotated[float, within(RANGES["top_p"])] | None,
-        Meta(
-            description="Sample from the smallest set of most probable tokens with at least this total probability. "
-            "Default: the model's `generation_config.json`, else 1."
-        ),
-    ] = None
-    top_k: Annotated[
-        Annotated[int, within(RANGES["top_k"])] | None,
-        Meta(
-            description="Sample from the k most probable tokens; 0 or -1 for all. Default: the model's "
-            "`generation_config.json`, else 0."
-        ),
-    ] = None
-    min_p: Annotated[
-        Annotated[float, within(RANGES["min_p"])] | None,
-        Meta(
-            description="Exclude tokens with less than this fraction of the highest token probability. Default: the "
-            "model's `generation_config.json`, else 0."
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        Penalty | None, Meta(description="Subtracted from the logit of every token generated so far. Default 0.")
-    ] = None
-    frequency_penalty: Annotated[
-        Penalty | None,
-        Meta(description="Subtracted from a token's logit once for each time it was generated. Default 0."),
-    ] = None
-    repetition_penalty: Annotated[
-        Annotated[float, within(RANGES["repetition_penalty"])] | None,
-        Meta(
-            description="For tokens of the prompt and the answer: divides positive logits and multiplies negative "
-            "ones. Default: the model's `generation_config.json`, else 1."
-        ),
-    ] = None
-    seed: Annotated[
-        Annotated[int, within(RANGES["seed"])] | None,
-        Meta(
-            description="The same seed gives the same draws. In float32 it gives the same tokens, independent of other "
-            "requests; in bfloat16 and float16, and with pages in 8 bits, only in batches of the same shapes. Choice i "
-            "of a prompt uses seed + i. Default: random."
-        ),
-    ] = None
-    logit_bias: Annotated[
-        Annotated[BIAS, BiasKeys] | None,
-        Meta(description="Map of a token id (as a string) to a number added to its logit."),
-    ] = None
-    allowed_token_ids: Annotated[
-        Annotated[list[TokenId], Meta(min_length=1)] | None,
-        Meta(description="Only these ids are generated; list end tokens explicitly to allow them."),
-    ] = None
-    bad_words: Annotated[
-        Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None,
-        Meta(description="Words that must not be generated."),
-    ] = None
+    temperature: Annotated[float, within(RANGES["temperature"])] | None = None
+    top_p: Annotated[float, within(RANGES["top_p"])] | None = None
+    top_k: Annotated[int, within(RANGES["top_k"])] | None = None
+    min_p: Annotated[float, within(RANGES["min_p"])] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, within(RANGES["repetition_penalty"])] | None = None
+    seed: Annotated[int, within(RANGES["seed"])] | None = None
+    logit_bias: Annotated[BIAS, BiasKeys] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)] | None = None
 
     stop: Annotated[
         StopString | StopStrings | None,
@@ -140,72 +83,24 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
             f"{MAX_ALL_STOPS} characters in total."
         ),
     ] = None
-    include_stop_str_in_output: Annotated[
-        bool | None, Meta(description="Keep the stop string at the end of the text.")
-    ] = None
-    stop_token_ids: Annotated[
-        Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None,
-        Meta(description="Token ids that end the text, in addition to the model's end tokens."),
-    ] = None
-    ignore_eos: Annotated[bool | None, Meta(description="Do not end at the model's end tokens.")] = None
-    min_tokens: Annotated[
-        AnyTokenCount | None,
-        Meta(description="Minimum number of generated tokens before an end token; at most `max_tokens`."),
-    ] = None
-    skip_special_tokens: Annotated[
-        bool | None,
-        Meta(
-            description="Leave special tokens out of the text. Default true; always false if the model's own tool "
-            "calls are parsed."
-        ),
-    ] = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: AnyTokenCount | None = None
+    skip_special_tokens: bool | None = None
 
-    add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="Add the tokenizer's special tokens to the prompt. Default true, for chats false."),
-    ] = None
+    add_special_tokens: bool | None = None
 
-    structured_outputs: Annotated[
-        StructuredOutputs | None,
-        Meta(description="Output format in vLLM's syntax: exactly one of its fields. The format is enforced."),
-    ] = None
+    structured_outputs: StructuredOutputs | None = None
 
-    stream: Annotated[bool | None, Meta(description="Send the answer in pieces, as server-sent events.")] = None
-    request_id: Annotated[
-        CallerId | None, Meta(description="Becomes part of the answer's `id`; also written to logs and traces.")
-    ] = None
-    queue_timeout: Annotated[
-        Seconds | None,
-        Meta(
-            description="Maximum seconds until the first token, else 503 `queue_timeout`. The server's own limit still "
-            "applies."
-        ),
-    ] = None
-    timeout: Annotated[
-        Seconds | None,
-        Meta(
-            description="Maximum seconds for the whole call, else 408 `timeout`. The server's own limit still applies."
-        ),
-    ] = None
-    cache_salt: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None,
-        Meta(description="Only calls with the same salt share prefix-cache entries."),
-    ] = None
+    stream: bool | None = None
+    request_id: CallerId | None = None
+    queue_timeout: Seconds | None = None
+    timeout: Seconds | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | None = None
 
-    priority: Annotated[
-        Annotated[int, within(RANGES["priority"])] | None,
-        Meta(
-            description="Lower values run earlier. Values other than 0 require a server with "
-            "`--scheduling-policy priority`."
-        ),
-    ] = None
-    user: Annotated[
-        Annotated[str, Meta(max_length=MAX_NAME)] | None,
-        Meta(
-            description="With `--scheduling-policy fair` and no API keys: calls of one user share one share of the "
-            "engine. Otherwise ignored."
-        ),
-    ] = None
+    priority: Annotated[int, within(RANGES["priority"])] | None = None
+    user: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
 
     def stops(self) -> list[str]:
         """The stop strings, as a list."""
@@ -215,25 +110,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionFields(SamplingFields, frozen=True, kw_only=True):
     """Base of completions and chats: fields of which other bodies have none, or another form."""
 
-    n: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        Meta(description="Number of choices for each prompt. Default 1."),
-    ] = None
-    prompt_logprobs: Annotated[
-        NumLogprobs | None,
-        Meta(description="Log probabilities of the prompt, with this many most probable tokens. Not with `stream`."),
-    ] = None
-    return_token_ids: Annotated[bool | None, Meta(description="Also return `prompt_token_ids` and `token_ids`.")] = None
-    truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1, le=INT64)] | None,
-        Meta(description="Keep only this many last tokens of the prompt; -1: as many as leave room for the answer."),
-    ] = None
-    response_format: Annotated[
-        ResponseFormat | None, Meta(description="Output format in OpenAI's syntax. The format is enforced.")
-    ] = None
-    stream_options: Annotated[StreamOptions | None, Meta(description="Options of the stream. Requires `stream`.")] = (
-        None
-    )
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
 
 
 PromptPart = str | list[int]
@@ -247,28 +129,10 @@ class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
         str | Annotated[list[str | TokenId | Annotated[list[TokenId], MaxIds]], MaxIds],
         Meta(description=f"A string, a list of token ids, or a list of up to {MAX_PROMPTS} strings or lists of ids."),
     ]
-    max_tokens: Annotated[
-        TokenLimit | None,
-        Meta(
-            description="Maximum number of generated tokens; -1: the rest of the context. Default: the model's "
-            "`generation_config.json`, else 16, and less if the context is too short. 0 only with `echo`."
-        ),
-    ] = None
-    best_of: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        Meta(
-            description="Number of candidates for each prompt. The `n` candidates with the highest mean log "
-            "probability are returned. Default `n`. Not with `stream`."
-        ),
-    ] = None
-    echo: Annotated[bool | None, Meta(description="Put the prompt before the generated text.")] = None
-    logprobs: Annotated[
-        NumLogprobs | None,
-        Meta(
-            description="Return log probabilities of the generated tokens and of this many most probable ones; with "
-            "`echo` also of the prompt's tokens."
-        ),
-    ] = None
+    max_tokens: TokenLimit | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    echo: bool | None = None
+    logprobs: NumLogprobs | None = None
 
     prompt_name: ClassVar[str] = "prompt"
     limit_name: ClassVar[str] = "max_tokens"

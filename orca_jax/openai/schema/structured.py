@@ -14,15 +14,10 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON schema."""
 
-    name: Annotated[str | None, Meta(description="Without effect.")] = None
-    schema: Annotated[JsonObject | None, Meta(description="Default: any object.")] = None
-    description: Annotated[str | None, Meta(description="Without effect.")] = None
-    strict: Annotated[
-        bool | None,
-        Meta(
-            description="Refuse a keyword that cannot be enforced. Otherwise it is left out, and the header names it."
-        ),
-    ] = None
+    name: str | None = None
+    schema: JsonObject | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -32,7 +27,7 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 class JsonObjectFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
     """A JSON object: any one, or one that matches a schema."""
 
-    schema: Annotated[JsonObject | None, Meta(description="Default: any object.")] = None
+    schema: JsonObject | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
@@ -47,15 +42,10 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The required form of the text: exactly one of these fields."""
 
-    json: Annotated[JsonObject | str | None, Meta(description="A JSON schema, as an object or as text.")] = None
-    regex: Annotated[
-        Annotated[str, Meta(min_length=1)] | None, Meta(description="A regular expression that matches the whole text.")
-    ] = None
-    choice: Annotated[
-        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICE_STRINGS)] | None,
-        Meta(description="The text is one of these strings."),
-    ] = None
-    grammar: Annotated[
-        Annotated[str, Meta(min_length=1)] | None, Meta(description="A context-free grammar in Lark syntax.")
-    ] = None
-    json_object: Annotated[bool | None, Meta(description="Only `true`: the text is any JSON object.")] = None
+    json: JsonObject | str | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    choice: (
+        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICE_STRINGS)] | None
+    ) = None
+    grammar: Annotated[str, Meta(min_length=1)] | None = None
+    json_object: bool | None = None

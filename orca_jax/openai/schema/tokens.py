@@ -14,32 +14,22 @@ from orca_jax.openai.schema.structured import JsonObject
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A text or a conversation to tokenize."""
 
-    model: Annotated[str | None, Meta(description="One of the served model names.")] = None
-    prompt: Annotated[str | None, Meta(description="A text. Give either this or `messages`.")] = None
-    messages: Annotated[
-        Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None,
-        Meta(description="A conversation. The chat template turns it into a prompt."),
-    ] = None
-    tools: Annotated[
-        Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None, Meta(description="Only with `messages`.")
-    ] = None
-    add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="Add the tokenizer's special tokens to the text. Default true, for `messages` false."),
-    ] = None
-    return_token_strs: Annotated[bool | None, Meta(description="Also return the text of every token.")] = None
-    add_generation_prompt: Annotated[bool | None, Meta(description="Only with `messages`. Default true.")] = None
-    continue_final_message: Annotated[bool | None, Meta(description="Only with `messages`. Default false.")] = None
-    chat_template_kwargs: Annotated[JsonObject | None, Meta(description="Only with `messages`.")] = None
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids to turn into text."""
 
-    model: Annotated[str | None, Meta(description="One of the served model names.")] = None
-    tokens: Annotated[
-        list[TokenId], Meta(max_length=MAX_PROMPT_IDS, description="Token ids of the model's vocabulary.")
-    ]
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_IDS)]
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
