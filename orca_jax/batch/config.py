@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from orca_jax.checks import check_values, names_checked
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.server_config import ServerConfig
+from orca_jax.server_config import ServerConfig, flag_field
 
 if TYPE_CHECKING:
     from orca_jax.batch.rows import LineFormat
@@ -35,10 +35,6 @@ _MEANING_OF_ENGINE = (
 )
 
 
-def _flag(default: Any, group: str, text: str) -> Any:
-    return field(default=default, metadata={"group": group, "help": text})
-
-
 @names_checked(ConfigError)
 @dataclass(frozen=True)
 class BatchConfig:
@@ -52,32 +48,16 @@ class BatchConfig:
     output: Path
     server: ServerConfig = field(default_factory=ServerConfig)  # only its engine and model fields are used
 
-    format: Literal["auto", "jsonl", "text"] = _flag(
-        "auto",
-        "batch",
-        "input format: one JSON object or one prompt per line; auto: text if the file name ends in .txt",
-    )
-    body: str = _flag("{}", "batch", "JSON object with completion fields for prompts, such as max_tokens")
-    order: Literal["input", "finished"] = _flag(
-        "input", "batch", "order of the output rows; finished: write each row as soon as it is answered"
-    )
-    overwrite: bool = _flag(
-        False, "batch", "start again; the output so far is renamed to FILE.old when the first new row is ready"
-    )
-    concurrency: int | None = _flag(
-        None,
-        "batch",
-        f"number of concurrent requests; default: twice --max-num-seqs, or {REMOTE_CONCURRENCY} with --base-url",
-    )
+    format: Literal["auto", "jsonl", "text"] = flag_field("auto", "batch")
+    body: str = flag_field("{}", "batch")
+    order: Literal["input", "finished"] = flag_field("input", "batch")
+    overwrite: bool = flag_field(False, "batch")
+    concurrency: int | None = flag_field(None, "batch")
 
-    base_url: str | None = _flag(
-        None, "server", "URL of an OpenAI-compatible server to send the rows to, instead of starting an engine"
-    )
-    api_key_file: str | None = _flag(
-        None, "server", "file with the API key of the server (keeps the key out of process lists)"
-    )
-    max_retries: int = _flag(6, "server", "retries of a request after 408, 409, 429, 5xx or a lost connection")
-    request_timeout: float = _flag(600.0, "server", "seconds to wait for an answer")
+    base_url: str | None = flag_field(None, "server")
+    api_key_file: str | None = flag_field(None, "server")
+    max_retries: int = flag_field(6, "server")
+    request_timeout: float = flag_field(600.0, "server")
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -23,8 +23,7 @@ from orca_jax.bench.feed import advance, feed
 from orca_jax.config import EngineConfig
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
-from orca_jax.flags import HELP as FLAG_HELP
-from orca_jax.flags import options_for
+from orca_jax.flags import help_of, options_for
 from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table, print_warning
 from orca_jax.request import SamplingParams, Urgency
@@ -93,7 +92,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     hints = get_type_hints(EngineConfig)
     for name in _FLAGS:
         flag, options = f"--{name.replace('_', '-')}", options_for(hints[name], name)
-        parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=FLAG_HELP[name], **options)
+        parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=help_of(name), **options)
 
 
 def run(args: argparse.Namespace) -> None:

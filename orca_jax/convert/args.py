@@ -4,7 +4,7 @@ import argparse
 from typing import get_args
 
 from orca_jax.config import DType, LoadFormat, Quantization
-from orca_jax.flags import HELP, FlagParser, flag_of, program
+from orca_jax.flags import FlagParser, flag_of, help_of, program
 
 DESCRIPTION = """\
 Write a model as a directory with an Orbax checkpoint, which loads by shards. config.json, tokenizer and chat template
@@ -37,6 +37,6 @@ def make_parser() -> FlagParser:
         "--tokenizer", metavar="DIR", help="directory or ORG/NAME of the tokenizer to copy; default: that of the model"
     )
     for name in ("revision", "download_dir"):
-        parser.add_argument(flag_of(name), metavar="DIR" if name == "download_dir" else "NAME", help=HELP[name])
+        parser.add_argument(flag_of(name), metavar="DIR" if name == "download_dir" else "NAME", help=help_of(name))
     parser.add_config_flag()
     return parser

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +29,7 @@ from orca_jax.serve.__main__ import EXIT_CONFIG
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.args import make_parser, read_flags
 from orca_jax.serve.server import EXIT_ENGINE_DIED
-from orca_jax.server_config import ServerConfig
+from orca_jax.server_config import ServerConfig, flag_field
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -50,10 +50,6 @@ ROUTERS = {
 }
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"group": "Ray Serve", "help": text})
-
-
 @names_checked(ConfigError)
 @dataclass(frozen=True)
 class RayConfig:
@@ -63,20 +59,12 @@ class RayConfig:
         ConfigError: a setting is unknown, of the wrong type, or outside its range; `param` names it.
     """
 
-    replicas: int = _option(1, "number of replicas; with --max-replicas the least number")
-    max_replicas: int | None = _option(
-        None, "largest number of replicas; their number then follows the number of open calls"
-    )
-    target_ongoing_requests: float | None = _option(
-        None, f"open calls of a replica that --max-replicas aims at; default: {TARGET_SHARE:g} of --max-num-seqs"
-    )
-    replica_cpus: float = _option(1.0, "processors that Ray reserves for each rank of a replica")
-    routing: Literal["balanced", "session"] = _option(
-        "balanced",
-        "balanced: the less busy of two random replicas; session: the same replica for all calls with the same "
-        "x-session-id header, which reuses its prefix cache",
-    )
-    ray_address: str | None = _option(None, 'address of a Ray cluster, or "auto"; default: a new one on this machine')
+    replicas: int = flag_field(1, "Ray Serve")
+    max_replicas: int | None = flag_field(None, "Ray Serve")
+    target_ongoing_requests: float | None = flag_field(None, "Ray Serve")
+    replica_cpus: float = flag_field(1.0, "Ray Serve")
+    routing: Literal["balanced", "session"] = flag_field("balanced", "Ray Serve")
+    ray_address: str | None = flag_field(None, "Ray Serve")
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -9,20 +9,20 @@ from orca_jax.flags.engine import (
 )
 from orca_jax.flags.parser import FlagParser
 from orca_jax.flags.program import COMMAND, DEBUG, EXIT_USAGE, flag_message, flag_of, program, run_program
-from orca_jax.flags.texts import BRIEF, HELP
+from orca_jax.flags.texts import BRIEF, help_of
 
 __all__ = [
     "BRIEF",
     "COMMAND",
     "DEBUG",
     "EXIT_USAGE",
-    "HELP",
     "FlagParser",
     "add_engine_args",
     "add_field_args",
     "engine_config_from_args",
     "flag_message",
     "flag_of",
+    "help_of",
     "human_int",
     "options_for",
     "program",

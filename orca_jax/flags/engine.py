@@ -12,7 +12,7 @@ from orca_jax.checks import VALUE_ALIASES
 from orca_jax.config import EngineConfig
 from orca_jax.flags.parser import FlagParser
 from orca_jax.flags.program import flag_of
-from orca_jax.flags.texts import ALIASES, HELP, METAVARS
+from orca_jax.flags.texts import ALIASES, METAVARS, help_of
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -48,7 +48,7 @@ def add_engine_args(parser: argparse.ArgumentParser, *, without: Collection[str]
         flags = [flag_of(field.name), *ALIASES.get(field.name, ())]
         default = defaults.get(field.name, field.default)
         shown = "" if default is None else f" (default: {default})"
-        options: dict[str, Any] = {"dest": field.name, "default": default, "help": HELP[field.name] + shown}
+        options: dict[str, Any] = {"dest": field.name, "default": default, "help": help_of(field.name) + shown}
         group.add_argument(*flags, **options, **options_for(hints[field.name], field.name))
 
 
@@ -61,7 +61,7 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
 
 
 def add_field_args(parser: argparse.ArgumentParser, kind: type, fields: Iterable[dataclasses.Field[Any]]) -> None:
-    """Add a flag for each of these fields of `kind`; the metadata of a field hold its group and its help text."""
+    """Add a flag for each of these fields of `kind`; the metadata of a field hold its group."""
     hints = get_type_hints(kind)
     groups: dict[str, Callable[..., argparse.Action]] = {}
     for field in fields:
@@ -69,11 +69,11 @@ def add_field_args(parser: argparse.ArgumentParser, kind: type, fields: Iterable
         if group not in groups:
             groups[group] = parser.add_argument_group(group).add_argument
         shown = "" if field.default in (None, "", ()) else f" (default: {field.default})"
-        text = field.metadata["help"].replace("%", "%%") + shown
+        text = help_of(field.name, kind)
         options = options_for(hints[field.name], field.name)
         if options.get("type") is float:
             options["metavar"] = "SECONDS"
-        groups[group](flag_of(field.name), default=field.default, help=text, **options)
+        groups[group](flag_of(field.name), default=field.default, help=text.replace("%", "%%") + shown, **options)
 
 
 def options_for(hint: Any, name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from orca_jax.config import (
 )
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.flags import HELP, FlagParser, flag_of, human_int, program, run_program
+from orca_jax.flags import FlagParser, flag_of, help_of, human_int, program, run_program
 from orca_jax.plan.accelerators import ACCELERATORS, Accelerator, Devices, PeakShares, parse_devices
 
 
@@ -44,7 +44,7 @@ def make_parser() -> FlagParser:
         "--model", required=True, metavar="MODEL", help="directory with a config.json, ORG/NAME, or preset:<name>"
     )
     for name in ("revision", "download_dir"):
-        made.add_argument(flag_of(name), help=HELP[name])
+        made.add_argument(flag_of(name), help=help_of(name))
     made.add_argument(
         "--devices",
         required=True,

@@ -2,16 +2,30 @@
 
 import dataclasses
 import socket
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orca_jax.batch.config import BatchConfig
 from orca_jax.config import EngineConfig
+from orca_jax.deploy.ray_serve import RayConfig
 from orca_jax.errors import ConfigError
+from orca_jax.flags import help_of
+from orca_jax.flags import texts as help_texts
 from orca_jax.serve.__main__ import main
 from orca_jax.serve.args import parse_args
 from orca_jax.server_config import KvEvents, ServerConfig
+
+
+def test_texts_belong_to_fields() -> None:
+    """A flag that was renamed or removed would leave its text behind."""
+    kinds = {kind.__name__: kind for kind in (EngineConfig, ServerConfig, BatchConfig, RayConfig)}
+    texts = tomllib.loads(Path(help_texts.__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    assert texts.keys() == kinds.keys()
+    for name, fields in texts.items():
+        assert fields.keys() <= {field.name for field in dataclasses.fields(kinds[name])}
 
 
 def test_every_field_has_a_flag_and_the_same_default() -> None:
@@ -25,7 +39,7 @@ def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     shown = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(ServerConfig):
         if field.name != "engine":
-            assert f"--{field.name.replace('_', '-')}" in shown and field.metadata["help"] in shown
+            assert f"--{field.name.replace('_', '-')}" in shown and help_of(field.name, ServerConfig) in shown
 
 
 @pytest.mark.parametrize(
