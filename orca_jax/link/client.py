@@ -203,6 +203,8 @@ class EngineClient:
     def open(self, requests: Sequence[Submit], deadlines: Deadlines = NO_DEADLINES) -> OpenCall:
         """Submit the requests of one call, all or none. Leave the returned call to end it.
 
+        They enter the scheduler between the same two iterations, except those that wait for a grammar.
+
         The server's limits hold in addition to `deadlines`. The engine gets each request with the resulting total as
         the deadline of its urgency.
 
@@ -221,12 +223,12 @@ class EngineClient:
         call = OpenCall(self, requests, limits)
         self._calls.add(call)
         self.idle.clear()
-        for request in requests:
+        for left, request in enumerate(requests, 1 - len(requests)):
             if request.urgency.deadline != limits.total:
                 urgency = dataclasses.replace(request.urgency, deadline=limits.total)
                 request = msgspec.structs.replace(request, urgency=urgency)
             self._routes[request.request_id] = call
-            link.send(request)
+            link.send(msgspec.structs.replace(request, has_more=True) if left else request)
         return call
 
     def close(self, call: OpenCall) -> None:

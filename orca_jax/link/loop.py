@@ -191,6 +191,7 @@ class EngineLoop:
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="result")  # starts its thread when it is needed
         self._awaited: Handle | None = None  # the last iteration given to the waiter
         self._received: deque[ToLoop] = deque()  # by `_wait`, and not taken yet
+        self._is_in_call = False  # the next request of the same call must come before the next iteration
         status.late = lambda: (self._grammars.num_late, self._adapters.num_late)
         status.sample(engine)
 
@@ -200,7 +201,7 @@ class EngineLoop:
         status.watch(engine)
         try:
             while True:
-                while not engine.has_work or self._has_message():
+                while not engine.has_work or self._has_message() or self._is_in_call:
                     if not engine.has_work:
                         if not self._has_message():
                             status.sample(engine)  # the state of an idle engine, too
@@ -272,6 +273,8 @@ class EngineLoop:
             self._send_updates([RequestUpdate(request_id, (), "abort") for request_id in compiling])
 
     def _take(self, message: ToEngine | Compiled | AdapterRead | ResultReady | PreparedWeights) -> None:
+        if isinstance(message, Submit):
+            self._is_in_call = message.has_more
         match message:
             case Submit() | Abort() if self._updates.is_due and self._updates.holds(message):
                 pass

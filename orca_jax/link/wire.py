@@ -45,6 +45,7 @@ class Submit(Message, frozen=True):
     params: SamplingParams
     urgency: Urgency = DEFAULT_URGENCY
     adapter: str | None = None  # name of a loaded adapter
+    has_more: bool = False  # another request of the same call follows; no iteration is planned before it has come
 
 
 class LoadAdapter(Message, frozen=True):

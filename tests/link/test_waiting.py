@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from orca_jax.engine import Engine
@@ -274,3 +275,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_the_requests_of_a_call_enter_between_the_same_two_iterations(start: Start) -> None:
+    running = start(OrcaScheduler(max_bs=3, n_workers=2))
+    running.send(request("A"))
+    assert running.submitted() == "A"
+    running.send(msgspec.structs.replace(request("B"), has_more=True))
+    wait_for(lambda: running.pool.num_arrived == 2)
+    running.send(request("C"))
+    assert running.submitted() == "B C", "there was room for B alone"
