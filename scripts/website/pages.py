@@ -4,6 +4,7 @@
 - `contributing.md` and `changelog.md` stand for files at the root of the repository.
 - Links out of `docs/` lead to the repository.
 - A `<picture>` with a dark form follows the theme of the site.
+- `how_it_works.md` ends with a recorded burst that plays.
 - Each flag in a table of `flags.md` is an entry of the index, so a search for its name finds this page first.
 """
 
@@ -20,6 +21,18 @@ DOCS = ROOT / "docs"
 REPOSITORY = "https://github.com/OWNER/orca-jax"
 WHOLE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
 PAGES = {ROOT / name: DOCS / f"{page}.md" for page, name in WHOLE.items()} | {ROOT / "README.md": DOCS / "index.md"}
+
+RECORDED = Path(__file__).parent / "burst.jsonl"
+PLAYED = """
+## A recorded burst
+
+Sixteen requests, and room for eight of them. Each row is a request, each column one pass through the model. A finished
+request leaves at once; the next takes its place.
+
+```{raw} html
+<iframe class="played" src="burst.html#play" title="A recorded burst" loading="lazy"></iframe>
+```
+"""
 
 _LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -98,16 +111,24 @@ def _read(app: "Sphinx", name: str, source: list[str]) -> None:
     source[0] = themed(relinked(source[0], file, page))
     if name == "flags":
         source[0] = indexed(source[0])
+    if name == "how_it_works":
+        source[0] += PLAYED
     if name == "index":
         source[0] += "\n" + toctrees(source[0])
 
 
-def _add_pictures(app: "Sphinx", config: Any) -> None:
-    config.html_extra_path = [str(path) for path in sorted(Path(app.srcdir).glob("playground*.png"))]
+def _add_files(app: "Sphinx", config: Any) -> None:
+    from orca_jax.timeline.html import html_page
+    from orca_jax.timeline.read import load_timeline
+
+    page = Path(app.doctreedir) / "burst.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(html_page(load_timeline(str(RECORDED))), encoding="utf-8")
+    config.html_extra_path = [str(path) for path in (*sorted(Path(app.srcdir).glob("playground*.png")), page)]
 
 
 def setup(app: "Sphinx") -> dict[str, bool]:
     """Connect the extension to Sphinx."""
-    app.connect("config-inited", _add_pictures)
+    app.connect("config-inited", _add_files)
     app.connect("source-read", _read)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
