@@ -1,5 +1,6 @@
 """The routes of the playground: the page is open, and its data need a key as all other routes do."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -10,8 +11,11 @@ from starlette.routing import Route
 
 from orca_jax.openai.model import Service
 from orca_jax.playground.burst import MAX_BURST_BYTES, run_burst
+from orca_jax.playground.examples import examples
 from orca_jax.playground.iterations import watch_iterations
 from orca_jax.playground.page import page_routes
+from orca_jax.playground.saved import MAX_PAGE_BYTES, saved_page
+from orca_jax.processor import cpu_name
 
 JsonBodyReader = Callable[[Request, int], Awaitable[bytes]]
 """Reads the JSON body of a call, of at most so many bytes; raises ApiError."""
@@ -26,10 +30,14 @@ def playground_routes(service: Service, read_body: JsonBodyReader) -> list[Route
     async def burst(request: Request) -> Response:
         return await run_burst(service, request, await read_body(request, MAX_BURST_BYTES))
 
+    async def page(request: Request) -> Response:
+        return await asyncio.to_thread(saved_page, service, await read_body(request, MAX_PAGE_BYTES))
+
     data = [
         Route("/playground/settings", settings, methods=["GET"], include_in_schema=False),
         Route("/playground/iterations", partial(watch_iterations, service), methods=["GET"], include_in_schema=False),
         Route("/playground/burst", burst, methods=["POST"], include_in_schema=False),
+        Route("/playground/page", page, methods=["POST"], include_in_schema=False),
     ]
     return [*page_routes(), *data]
 
@@ -45,4 +53,14 @@ def _settings(service: Service) -> dict[str, object]:
         "max_logprobs": config.max_logprobs,
         "scheduler": config.engine.scheduler,
         "max_num_seqs": config.engine.max_num_seqs,
+        "machine": _machine(service),
+        "examples": examples(service),
     }
+
+
+def _machine(service: Service) -> str:
+    """The devices of the engine, or the processor; empty without a device."""
+    summary = service.client.summary
+    if summary is None or not summary.device:
+        return ""
+    return cpu_name() if summary.device == "cpu" else f"{summary.num_devices} x {summary.device}"

@@ -33,7 +33,9 @@ def take_picture(browser: "Browser", server: Server, scheme: Literal["light", "d
         page.fill("#input", question)
         page.press("#input", "Enter")
         page.locator(".message:not(.user)").nth(number).get_by_text("Regenerate").wait_for(timeout=60_000)
+        page.locator(".message:not(.user)").nth(number).locator(".stats", has_text="tokens/s").wait_for()
     send_burst(page)
+    page.get_by_role("button", name="Tokens", exact=True).first.click()
     page.locator(".message:not(.user)").first.locator(".token").nth(2).click()
     page.locator("#rows").hover(position={"x": 118, "y": 60})  # shows the merged batch of an early iteration
     picture = page.screenshot()
@@ -43,10 +45,8 @@ def take_picture(browser: "Browser", server: Server, scheme: Literal["light", "d
 
 def send_burst(page: "Page") -> None:
     """Send a burst of 16 requests, and wait for its comparison."""
-    page.check("#compare")
-    page.select_option("#burst-size", "16")
     page.click("#burst")
-    page.locator("#result", has_text="as late").wait_for(timeout=120_000)
+    page.locator("#gain", has_text="sooner").wait_for(timeout=120_000)
     page.locator("#burst:not(:disabled)").wait_for(timeout=120_000)
 
 

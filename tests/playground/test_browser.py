@@ -20,7 +20,7 @@ from tests.timeline.test_live import WatchedLab
 from tests.timeline.traced import ONE
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 KEY = "sk-browser"
 MODEL = "preset:clock-10"  # an iteration takes 10 ms
@@ -56,6 +56,10 @@ class Shown(WatchedPage):
         self.page.fill("#input", text)
         self.page.press("#input", "Enter")
 
+    def show_tokens(self) -> None:
+        """Show the tokens of the first answer instead of its Markdown."""
+        self.page.get_by_role("button", name="Tokens", exact=True).first.click()
+
     def wait_for_answer(self, number: int = 0) -> None:
         self.page.locator(".message:not(.user)").nth(number).get_by_text("Regenerate").wait_for()
 
@@ -68,6 +72,33 @@ def shown(request: pytest.FixtureRequest, browser: "Browser") -> Iterator[Shown]
     assert shown.faults == []
 
 
+def answer(text: str, thought: str = "") -> str:
+    """The stream of an answer, with a token for each word."""
+
+    def event(name: str, word: str) -> str:
+        top = [{"token": word, "logprob": -0.5}, {"token": "other", "logprob": -2.0}]
+        logprobs = {"content": [{**top[0], "top_logprobs": top}]}
+        choice = {"index": 0, "delta": {name: word}, "finish_reason": None, "logprobs": logprobs}
+        return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+    words = [event("reasoning", word) for word in re.findall(r"\S+\s*", thought)]
+    words += [event("content", word) for word in re.findall(r"\S+\s*", text)]
+    return "".join(words) + "data: [DONE]\n\n"
+
+
+def chatting(shown: Shown, server: Server, stream: str) -> "Page":
+    """Open the page as that of a model for chats, which always answers the same."""
+
+    def settings(route: "Route") -> None:
+        response = route.fetch()
+        route.fulfill(response=response, json={**response.json(), "has_chat": True})
+
+    sent = {"content-type": "text/event-stream"}
+    shown.page.route("**/playground/settings", settings)
+    shown.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream, headers=sent))
+    return shown.open(server.url)
+
+
 def text_of(page: "Page", selector: str) -> str:
     return page.locator(selector).first.inner_text()
 
@@ -77,7 +108,9 @@ def test_an_answer_arrives_with_its_figures(shown: Shown, server: Server) -> Non
     shown.ask("hello", 16)
     shown.wait_for_answer()
     assert text_of(page, ".message.user .body") == "hello"
+    page.locator(".stats", has_text="tokens/s").wait_for()
     assert re.search(r"16 tokens, [\d.]+ tokens/s, first token after \d+ ms, length", text_of(page, ".stats"))
+    shown.show_tokens()
     assert page.locator(".token").count() == 16
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
 
@@ -85,11 +118,13 @@ def test_an_answer_arrives_with_its_figures(shown: Shown, server: Server) -> Non
 def test_a_stop_ends_the_answer_and_the_request(shown: Shown, server: Server) -> None:
     page = shown.open(server.url)
     shown.ask("hello", 400)
-    page.locator(".token").first.wait_for()
+    page.locator(".stats", has_text="first token").wait_for()
     assert text_of(page, "#send") == "Stop"
     page.click("#send")
     shown.wait_for_answer()
-    assert "stopped here" in text_of(page, ".stats") and page.locator(".token").count() < 400
+    assert "stopped here" in text_of(page, ".stats")
+    shown.show_tokens()
+    assert 0 < page.locator(".token").count() < 400
     assert text_of(page, "#send") == "Send"
     server.wait_idle()
 
@@ -115,11 +150,13 @@ def test_tokens_show_their_alternatives_by_pointer_and_keyboard(shown: Shown, se
     page = shown.open(server.url)
     shown.ask("hello", 8)
     shown.wait_for_answer()
+    assert page.locator(".token").count() == 0
+    shown.show_tokens()
     page.locator(".token").nth(2).click()
     assert page.locator(".choices tr").count() >= 5 and page.locator(".choices .drawn").count() == 1
     page.locator(".token").nth(2).click()
     assert page.locator(".choices").count() == 0
-    page.get_by_role("button", name="Tokens").click()
+    page.locator(".token").first.focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "Enter"):
         page.keyboard.press(key)
     assert page.locator(".token").nth(1).get_attribute("aria-expanded") == "true"
@@ -149,16 +186,22 @@ def test_prompts_parameters_and_exports(shown: Shown, server: Server) -> None:
 def test_a_burst_and_its_replay(shown: Shown, server: Server) -> None:
     page = shown.open(server.url)
     shown.show("engine")
-    page.check("#compare")
-    assert text_of(page, "#result") == "Send a burst to compare."
-    page.select_option("#burst-size", "16")
+    assert text_of(page, "#gain") == "Send a burst to compare two kinds of scheduling."
     page.click("#burst")
     wait_until(lambda: int(text_of(page, "[data-figure=running]")) > 1)
     page.locator("#burst:not(:disabled)").wait_for()
-    found = page.locator("#result", has_text="as late")
-    found.wait_for()
-    numbers = re.search(r"Iteration-level scheduling: (\d+) .*Request-level scheduling: (\d+)", found.inner_text())
-    assert numbers is not None and int(numbers[1]) < int(numbers[2])
+    page.locator("#gain", has_text="sooner").wait_for()
+    mean = r"(\d+) iterations, an answer after (\d+)"
+    numbers = re.search(rf"tion-level scheduling: {mean} .*Request-level scheduling: {mean}", text_of(page, "#result"))
+    assert numbers is not None
+    here, mean_here, there, mean_there = (int(number) for number in numbers.groups())
+    gains = re.fullmatch(r"([\d.]+) times sooner, ([\d.]+) times fewer iterations", text_of(page, "#gain"))
+    assert gains is not None and float(gains[2]) == round(there / here, 1) > 1
+    assert abs(float(gains[1]) - mean_there / mean_here) < 0.1
+    assert "request-level: computed in this page" in text_of(page, "#basis")
+    first = page.evaluate("document.querySelector('#replay').getBoundingClientRect().bottom")
+    assert first < page.viewport_size["height"], "the result needs a scroll"
+    assert page.url.endswith("/#burst=16&seed=1")
     pixels = count_colors(900, 400)
     assert all(page.locator(canvas).evaluate(pixels) > 20 for canvas in ("#rows", "#replay", "#batch"))
     page.focus("#rows")
@@ -187,6 +230,122 @@ def test_the_theme_is_kept(shown: Shown, server: Server) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 27)"
 
 
+def test_a_conversation_survives_a_reload_the_other_mode_and_a_clear(shown: Shown, server: Server) -> None:
+    page = chatting(shown, server, answer("**One** two."))
+    shown.ask("first")
+    shown.wait_for_answer()
+    page.click("button[data-mode=prompt]")
+    assert page.locator(".message").count() == 0 and page.locator(".example").count() == 3
+    page.click("button[data-mode=chat]")
+    assert page.locator(".message").count() == 2
+    page.click("#clear")
+    assert page.locator(".message").count() == 0 and text_of(page, "#clear") == "Undo clear"
+    page.click("#clear")
+    assert page.locator(".message").count() == 2 and text_of(page, "#clear") == "Clear"
+    page.reload()
+    page.get_by_text("live", exact=True).wait_for()
+    assert text_of(page, ".message.user .body") == "first" and text_of(page, ".markdown strong") == "One"
+    page.locator(".message:not(.user)").get_by_text("Regenerate").click()
+    page.locator(".message:not(.user)").get_by_role("button", name="Tokens").wait_for()
+
+
+MARKDOWN = """# Title
+
+One **bold** and `code` with <b>HTML</b>, a [link](https://example.org/x), [another](javascript:alert(1)) and
+![picture](https://example.org/p.png).
+
+1. first
+2. second
+   - inner
+
+```python
+a < b  # *not emphasis*
+```
+
+<script>alert(1)</script>
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+
+
+def test_markdown_becomes_elements_and_never_html(shown: Shown, server: Server) -> None:
+    page = chatting(shown, server, answer(MARKDOWN, thought="First I think."))
+    shown.ask("x")
+    shown.wait_for_answer()
+    found = page.evaluate("""() => {
+      const body = document.querySelector(".markdown");
+      const made = [...body.querySelectorAll("a, img, script, b")];
+      return [[...body.children].map((each) => each.tagName), made.map((each) => each.outerHTML)];
+    }""")
+    assert found[0] == ["H4", "P", "OL", "PRE", "P", "TABLE"]
+    link = '<a href="https://example.org/x" target="_blank" rel="noopener noreferrer">link</a>'
+    assert found[1] == [link]
+    assert text_of(page, ".markdown pre") == "a < b  # *not emphasis*"
+    assert "<b>HTML</b>" in text_of(page, ".markdown p") and "[another](javascript:alert(1))" in text_of(
+        page, ".markdown p"
+    )
+    assert page.locator(".markdown ol li ul li").inner_text() == "inner"
+    thinking = page.locator(".thinking")
+    assert (
+        not thinking.locator("div").is_visible()
+        and thinking.evaluate("each => each.textContent") == "ThinkingFirst I think."
+    )
+    shown.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_text("Copy text").click()
+    assert page.evaluate("navigator.clipboard.readText()") == MARKDOWN
+    page.get_by_role("button", name="Tokens").click()
+    assert page.locator(".token").count() > 20 and not thinking.is_visible()
+    page.get_by_role("button", name="Tokens").click()
+    assert page.locator(".token").count() == 0 and text_of(page, ".markdown strong") == "bold"
+
+
+def test_markdown_that_grows_is_that_of_the_whole_text(browser: "Browser", server: Server) -> None:
+    shown = Shown(browser, "desktop")
+    page = shown.open(server.url)
+    script = """async ([text, size]) => {
+      const { Markdown } = await import("/playground/markdown.js");
+      const made = [document.createElement("div"), document.createElement("div")];
+      new Markdown(made[0]).add(text);
+      const grown = new Markdown(made[1]);
+      for (let at = 0; at < text.length; at += size) grown.add(text.slice(at, at + size));
+      return made.map((each) => each.innerHTML);
+    }"""
+    for size in (1, 3, 17):
+        whole, grown = page.evaluate(script, [MARKDOWN * 2, size])
+        assert grown == whole
+    shown.context.close()
+
+
+def test_the_rate_is_the_engines(shown: Shown, server: Server) -> None:
+    page = shown.open(server.url)
+    shown.ask("hello", 40)
+    shown.wait_for_answer()
+    page.locator(".stats", has_text="tokens/s").wait_for()
+    rate = re.search(r"([\d.]+) tokens/s", text_of(page, ".stats"))
+    assert rate is not None and 50 < float(rate[1]) <= 100, "an iteration takes 10 ms"
+
+
+def test_a_burst_can_be_saved_and_opened_again(shown: Shown, server: Server, tmp_path: Path) -> None:
+    page = shown.page
+    page.goto(f"{server.url}/#burst=12&seed=5")
+    page.get_by_text("a burst of 12 requests (seed 5)").wait_for()
+    page.click("#burst")
+    page.locator("#picture:not(:disabled)").wait_for()
+    assert "12 requests (seed 5)" in text_of(page, "#result")
+    with page.expect_download() as picture:
+        page.click("#picture")
+    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+    with page.expect_download() as saved:
+        page.click("#page")
+    file = tmp_path / "burst.html"
+    saved.value.save_as(file)
+    page.goto(file.as_uri())
+    assert page.locator("tbody tr").count() == 12 and "12 requests" in text_of(page, ".scheduler")
+    assert re.match(r"Request \d+, iteration \d+: ", text_of(page, "#cell")), "it opens at the fullest iteration"
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_server_with_keys_asks_for_one(browser: "Browser", size: str) -> None:
     with running("--api-key", KEY, model=MODEL, api_key=KEY) as server:
@@ -197,6 +356,10 @@ def test_a_server_with_keys_asks_for_one(browser: "Browser", size: str) -> None:
         page.get_by_role("button", name="Use key").click()
         page.get_by_text("not one of the server's").wait_for()
         page.get_by_role("button", name="Cancel").click()
+        page.fill("#input", "hello")
+        page.press("#input", "Enter")
+        page.get_by_role("button", name="Cancel").click()
+        assert page.input_value("#input") == "hello"
         page.get_by_role("button", name="Enter the API key").click()
         page.fill("#key", KEY)
         page.get_by_role("button", name="Use key").click()
@@ -216,12 +379,12 @@ def test_axe_finds_no_serious_fault(browser: "Browser", server: Server, size: st
     page = shown.open(server.url)
     shown.ask("hello", 6)
     shown.wait_for_answer()
+    shown.show_tokens()
     page.locator(".token").nth(2).click()
     page.click("#parameters summary")
     page.evaluate(AXE.read_text(encoding="utf-8"))
     check_with_axe(page)
     shown.show("engine")
-    page.check("#compare")
     page.click("#burst")
     page.click("#table-part summary")
     page.locator("#burst:not(:disabled)").wait_for(timeout=60_000)
@@ -247,6 +410,7 @@ def test_texts_and_tokens_need_not_agree(browser: "Browser", server: Server) -> 
       const text = new (await import("/playground/tokens.js")).TokenText(body);
       const made = (tokens) => tokens.map((each) => ({ text: each, logprob: 0, top: [] }));
       for (const [piece, tokens] of pieces) text.add(piece, made(tokens));
+      text.flush();
       return [body.textContent, [...body.querySelectorAll(".token")].map((each) => each.textContent)];
     }"""
     for pieces, spans in PIECES:

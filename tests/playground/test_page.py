@@ -21,13 +21,18 @@ from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
 from orca_jax.timeline.page_data import KINDS
 from orca_jax.timeline.palette import PAGE_FOLDER
+from tests.project.source import ROOT
 from tests.serve.asgi import bearer, call, http_scope
-from tests.serve.played import Stage, on_stage, saying
+from tests.serve.played import CONTEXT, Stage, on_stage, saying
+from tests.timeline.test_live import WatchedLab
+from tests.timeline.traced import ONE
 
 ENGINE = EngineConfig(model="m")
 KEYED = ServerConfig(ENGINE, api_key=("sk-one",))
-DATA = ("/playground/settings", "/playground/iterations", "/playground/burst")
-FILES = {name: file_text(name) for name in (*(path.name for path in FOLDER.iterdir()), *SHARED, PALETTE)}
+DATA = ("/playground/settings", "/playground/iterations", "/playground/burst", "/playground/page")
+SERVED = [path.name for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES]
+FILES = {name: file_text(name) for name in (*SERVED, *SHARED, PALETTE)}
+LIBRARY = "marked.js"
 
 
 def stage(config: ServerConfig | None = None) -> Stage:
@@ -64,7 +69,7 @@ def test_headers(path: str) -> None:
 def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline() -> None:
     for name, text in FILES.items():
         addresses = set(re.findall(r"https?://[^\s\"'`)]+", text)) - {"http://www.w3.org/2000/svg"}
-        assert not addresses, name
+        assert not addresses or name == LIBRARY, name
         assert "innerHTML" not in text and "eval(" not in text, name
     page = FILES["index.html"]
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
@@ -148,6 +153,15 @@ def test_settings_while_the_model_loads_and_after() -> None:
     assert on_stage(saying("x"), act, is_ready=False).status_code == 503
     answer = on_stage(saying("x"), act).json()
     assert (answer["model"], answer["has_chat"], answer["scheduler"]) == ("m", False, "chunked")
+    assert {kind: len(each) for kind, each in answer["examples"].items()} == {"chat": 3, "prompt": 3}
+
+
+def test_the_licence_of_the_library_is_beside_it() -> None:
+    (version,) = re.findall(r"^ \* marked (v[\d.]+) ", FILES[LIBRARY], re.MULTILINE)
+    notice = " ".join((ROOT / "NOTICE").read_text(encoding="utf-8").split())
+    assert f"{LIBRARY} is marked {version}" in notice and "marked.LICENSE" in notice
+    assert "MIT" in (FOLDER / "marked.LICENSE").read_text(encoding="utf-8")
+    assert "sourceMappingURL" not in FILES[LIBRARY], "a browser would ask for a file that is not there"
 
 
 def test_the_stream_of_iterations() -> None:
@@ -226,12 +240,14 @@ def test_too_many_pages() -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_watchers")
 
 
-def burst(body: Any, headers: dict[str, str] | None = None) -> tuple[httpx.Response, Stage]:
+def burst(
+    body: Any, headers: dict[str, str] | None = None, path: str = "/playground/burst"
+) -> tuple[httpx.Response, Stage]:
     async def act(stage: Stage) -> tuple[httpx.Response, Stage]:
         async with stage.http() as http:
             content = json.dumps(body).encode()
             sent = {"content-type": "application/json", **(headers or {})}
-            return await http.post("/playground/burst", content=content, headers=sent), stage
+            return await http.post(path, content=content, headers=sent), stage
 
     return on_stage(saying("x", reason="length"), act)
 
@@ -243,6 +259,7 @@ def test_a_burst_has_the_lengths_of_its_call() -> None:
     assert [(len(each.prompt_ids), each.params.max_tokens) for each in submitted] == [(5, 3), (20, 1), (7, 2)]
     assert all(each.params.ignore_eos and max(each.prompt_ids) < 257 for each in submitted)
     assert len({each.params.cache_salt for each in submitted}) == 3, "no request shares a prefix with another one"
+    assert [each.has_more for each in submitted] == [True, True, False], "they enter together"
     assert stage.ends() == {"length": 3}
 
 
@@ -266,3 +283,37 @@ def test_a_wrong_burst_is_refused(body: Any, words: str) -> None:
 def test_a_burst_of_another_page_is_refused() -> None:
     """Browsers send other content types across origins without a question."""
     assert burst({"requests": [[1, 1]]}, {"content-type": "text/plain"})[0].status_code == 415
+
+
+def watched() -> dict[str, list[dict[str, Any]]]:
+    """The lines of a run of three requests as a page sends them; a fourth request is not of the burst."""
+    lab = WatchedLab(max_bs=2, page_size=2, shape=ONE._replace(budget=8, num_pages=20))
+    lines = lab.watch()
+    for name, prompt, generated in (("A", 3, 4), ("B", 2, 5), ("C", 3, 2), ("other", 3, 9)):
+        lab.add(name, prompt, generated)
+    lab.run()
+    found = {kind: [line[kind] for line in lines if kind in line] for kind in ("arrival", "iteration", "end")}
+    arrivals, ends = ([each for each in found[kind] if each["n"] < 3] for kind in ("arrival", "end"))
+    return {"arrivals": arrivals, "iterations": found["iteration"], "ends": ends}
+
+
+def test_a_burst_is_saved_as_the_page_of_a_timeline() -> None:
+    answer, _ = burst(watched(), path="/playground/page")
+    assert answer.status_code == 200 and "attachment" in answer.headers["content-disposition"]
+    assert answer.text.startswith("<!doctype html>") and "<title>m: chunked</title>" in answer.text
+    (data,) = re.findall(r'id="recording">(.*?)</script>', answer.text)
+    requests = json.loads(data)["requests"]
+    assert [(each["prompt"], each["generated"], each["reason"]) for each in requests] == [
+        (3, 4, "length"), (2, 5, "length"), (3, 2, "length"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ["ends", "arrivals", "generated", "at", "other"])
+def test_a_wrong_watched_burst_is_refused(change: str) -> None:
+    body: dict[str, Any] = watched()
+    if change in ("generated", "at"):
+        body["ends"][0][change] = CONTEXT + 1 if change == "generated" else 1e308
+    else:
+        body[change] = []
+    answer, _ = burst(body, path="/playground/page")
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_burst"

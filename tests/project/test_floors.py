@@ -77,7 +77,7 @@ FLOORS: dict[str, frozenset[str]] = {
     },
     "telemetry": FACTS | {"server_config", "engine", "link"},
     "openai": FACTS | {"bundled", "server_config", "text", "link", "telemetry"},
-    "playground": FACTS | {"server_config", "timeline", "link", "openai"},
+    "playground": FACTS | {"bundled", "processor", "server_config", "timeline", "link", "openai"},
     "serve": FACTS | {"console", "server_config", "flags", "logs", "text", "link", "telemetry", "openai", "playground"},
     "deploy": FACTS | {"cluster", "console", "flags", "logs", "server_config", "link", "telemetry", "openai", "serve"},
     "batch": FACTS

@@ -103,7 +103,8 @@ def test_the_metadata_are_complete(wheel: Path) -> None:
         licences = {name.rpartition("/")[2] for name in archive.namelist() if ".dist-info/licenses/" in name}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert (found.name, str(found.version), found.summary) == ("orca-jax", project["version"], project["description"])
-    assert found.license_expression == "Apache-2.0" and licences == {"LICENSE", "NOTICE"}
+    assert found.license_expression == "Apache-2.0 AND MIT"
+    assert licences == {"LICENSE", "NOTICE", "marked.LICENSE"}
     assert found.description_content_type == "text/markdown" and found.description == (ROOT / "README.md").read_text()
     assert str(found.requires_python) == project["requires-python"] and found.keywords
     assert found.classifiers and set(found.classifiers) <= trove_classifiers.classifiers

@@ -1,17 +1,19 @@
 // One burst: its requests in the engine, and the same requests under request-level scheduling.
 
 import { post } from "./api.js";
-import { drawChart, LABEL, layoutOf, lookOf, prepare } from "./draw.js";
+import { drawChart, LABEL, layoutOf, lookOf } from "./draw.js";
 import { burstOf, requestLevel, spansOf } from "./replay.js";
 import { evenScale } from "./scale.js";
 
-let seed = 1;
+const MOST = 256; // requests
 
 export class Burst {
-  constructor(count, settings, timeline) {
+  constructor(count, seed, settings, timeline) {
     this.timeline = timeline;
-    this.lengths = burstOf(count, settings.context, seed++);
+    this.seed = seed;
+    this.lengths = burstOf(count, settings.context, seed);
     this.requests = []; // those of the timeline, as they arrive
+    this.lines = { arrivals: [], iterations: [], ends: [] }; // for the page that can be saved
     this.maxBatch = timeline.engine?.num_rows ?? settings.max_num_seqs;
     this.replay = requestLevel(this.lengths, this.maxBatch);
     for (const request of timeline.requests.values()) request.isKept = false;
@@ -20,7 +22,7 @@ export class Burst {
 
   /** Send the burst; resolves when all its requests have ended. */
   async run() {
-    await post("playground/burst", { requests: this.lengths, seed });
+    await post("playground/burst", { requests: this.lengths, seed: this.seed });
   }
 
   /** Requests have no names here: those of the burst are recognised by their lengths, in order. */
@@ -29,6 +31,19 @@ export class Burst {
     if (!expected || request.prompt !== expected[0] || request.limit !== expected[1]) return;
     request.isKept = true;
     this.requests.push(request);
+  }
+
+  /** Keep a line that the timeline has taken, from the first arrival to the last end. */
+  keep({ arrival, iteration, end }) {
+    const has = (n) => this.requests.some((each) => each.n === n);
+    if (arrival && has(arrival.n)) this.lines.arrivals.push(arrival);
+    if (end && has(end.n)) this.lines.ends.push(end);
+    if (iteration && this.hasBegun && this.lines.ends.length < this.lengths.length) this.lines.iterations.push(iteration);
+  }
+
+  /** The burst as one HTML file. */
+  async page() {
+    return (await post("playground/page", this.lines)).blob();
   }
 
   get hasBegun() {
@@ -60,9 +75,7 @@ export class Burst {
   }
 
   /** Draw the replay as far as the engine is, and whole after the end. */
-  drawReplay(canvas, theme) {
-    const target = prepare(canvas);
-    if (!target) return;
+  drawReplay(target, theme) {
     const until = this.isOver ? this.replay.total : Math.min(this.elapsed, this.replay.total);
     const rows = this.replay.rows.map((row, i) => {
       return { ...lookOf(this.requests[i]?.n ?? i), spans: spansOf(row), open: null, end: row.end - 1 };
@@ -71,19 +84,42 @@ export class Burst {
     drawChart(target, rows, { scale, until, layout: layoutOf(target, rows.length), cursor: null }, theme);
   }
 
-  text() {
-    const { rows, total } = this.replay;
-    const head = `${this.lengths.length} requests, at most ${this.maxBatch} in a batch. `;
-    if (!this.hasBegun) return `${head}They are on their way.`;
-    if (!this.isOver) return `${head}Iteration ${this.elapsed}; request-level scheduling takes ${total}.`;
+  /** Iterations until the mean answer, here and under request-level scheduling. */
+  get means() {
     const mean = (values) => values.reduce((sum, each) => sum + each, 0) / values.length;
     const here = mean(this.requests.map((each) => each.end + 1 - this.first));
-    const there = mean(rows.map((each) => each.end));
+    return { here, there: mean(this.replay.rows.map((each) => each.end)) };
+  }
+
+  /** The result in one line. */
+  headline() {
+    if (!this.hasBegun) return "The burst is on its way.";
+    const { total } = this.replay;
+    if (!this.isOver) return `Iteration ${this.elapsed}; request-level scheduling needs ${total}.`;
+    const { here, there } = this.means;
     const times = (one, other) => `${(one / other).toFixed(1)} times`;
+    return `${times(there, here)} sooner, ${times(total, this.elapsed)} fewer iterations`;
+  }
+
+  text() {
+    const head = `${this.lengths.length} requests (seed ${this.seed}), at most ${this.maxBatch} in a batch. `;
+    if (!this.isOver) return head;
+    const { here, there } = this.means;
     return (
       `${head}Iteration-level scheduling: ${this.elapsed} iterations, an answer after ${here.toFixed(0)} on average. ` +
-      `Request-level scheduling: ${total} iterations (${times(total, this.elapsed)} as many), ` +
-      `an answer after ${there.toFixed(0)} (${times(there, here)} as late).`
+      `Request-level scheduling: ${this.replay.total} iterations, an answer after ${there.toFixed(0)}.`
     );
   }
+}
+
+/** The size and the seed of the burst in the page's address; null if it has none. */
+export function burstInAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const [count, seed] = [Number(given.get("burst")), Number(given.get("seed"))];
+  const isBurst = Number.isInteger(count) && count > 0 && count <= MOST && Number.isSafeInteger(seed);
+  return isBurst ? { count, seed } : null;
+}
+
+export function putInAddress({ lengths, seed }) {
+  history.replaceState(null, "", `${location.pathname}${location.search}#burst=${lengths.length}&seed=${seed}`);
 }

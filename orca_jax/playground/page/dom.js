@@ -17,6 +17,29 @@ export function element(tag, attributes = {}, ...children) {
 export const button = (text, onclick, attributes = {}) =>
   element("button", { type: "button", class: "quiet", onclick, ...attributes }, text);
 
+/** A function that lets `draw` run in a coming frame, once for all calls before it, and at most a quarter of the time. */
+export function paced(draw) {
+  let [isWaiting, next] = [false, 0];
+  const frame = () => {
+    const begun = performance.now();
+    if (begun < next) {
+      requestAnimationFrame(frame);
+      return;
+    }
+    isWaiting = false;
+    draw();
+    const now = performance.now();
+    next = now + 3 * (now - begun);
+  };
+  return () => {
+    if (!isWaiting) requestAnimationFrame(frame);
+    isWaiting = true;
+  };
+}
+
+/** True for a key that sends the text of a field. */
+export const isSend = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+
 /** Say something to screen readers. */
 export function announce(text) {
   find("status").textContent = text;
@@ -45,8 +68,8 @@ export async function copy(text, what) {
   }
 }
 
-export function download(name, text) {
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+export function download(name, blob) {
+  const url = URL.createObjectURL(blob);
   element("a", { href: url, download: name }).click();
   URL.revokeObjectURL(url);
 }

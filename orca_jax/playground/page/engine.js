@@ -1,9 +1,10 @@
 // The right half of the page: the engine's requests and iterations as they happen, and bursts.
 
-import { Burst } from "./burst.js";
+import { Burst, burstInAddress, putInAddress } from "./burst.js";
 import { Chart } from "./chart.js";
-import { announce, element, find } from "./dom.js";
-import { drawBatch, inNextFrame, LABEL, lookOf, MIN_ROW, prepare, readTheme } from "./draw.js";
+import { announce, copy, download, element, find } from "./dom.js";
+import { drawBatch, drawChart, inNextFrame, LABEL, layoutOf, lookOf, MIN_ROW, prepare, readTheme } from "./draw.js";
+import { pictureOf } from "./picture.js";
 import { evenScale } from "./scale.js";
 import { IterationStream } from "./stream.js";
 import { Timeline } from "./timeline.js";
@@ -15,6 +16,8 @@ const TEXT_MS = 250; // between two updates of the figures
 const SUMMARY_MS = 3000; // between two updates for screen readers
 const RATE_SECONDS = 2;
 const TABLE_ROWS = 200;
+const RATE_TRIES = 8; // every TEXT_MS
+const BASIS = "Counted in iterations of this burst; request-level: computed in this page.";
 
 export class EngineView {
   constructor(settings, onState) {
@@ -36,6 +39,8 @@ export class EngineView {
       },
     });
     find("live-title").classList.add(settings.scheduler);
+    this.seed = 1; // of the next burst
+    this.takeAddress();
     this.listen();
     this.stream.start();
   }
@@ -43,12 +48,27 @@ export class EngineView {
   listen() {
     find("pause").addEventListener("click", () => (this.stream.isOn ? this.stream.stop() : this.stream.start()));
     find("burst").addEventListener("click", () => this.sendBurst());
+    find("picture").addEventListener("click", () => this.savePicture());
+    find("page").addEventListener("click", () => this.savePage());
+    find("link").addEventListener("click", () => copy(location.href, "link"));
+    addEventListener("hashchange", () => this.takeAddress());
     find("compare").addEventListener("change", () => this.compare());
     find("table-part").addEventListener("toggle", () => this.showTable());
     new ResizeObserver(() => this.redraw()).observe(find("engine"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.retheme());
     // The rates fall to zero some time after the last iteration.
     setInterval(() => performance.now() - this.heard < 2 * SUMMARY_MS && this.draw(), TEXT_MS);
+  }
+
+  /** The next burst is that of the address, if it has one. */
+  takeAddress() {
+    const given = burstInAddress();
+    if (!given) return;
+    const size = find("burst-size");
+    if (![...size.options].some((each) => each.value === `${given.count}`)) size.append(element("option", {}, `${given.count}`));
+    size.value = given.count;
+    this.seed = given.seed;
+    find("gain").textContent = `The address names a burst of ${given.count} requests (seed ${given.seed}). Send it to compare.`;
   }
 
   retheme() {
@@ -63,21 +83,25 @@ export class EngineView {
   }
 
   take(lines) {
-    for (const line of lines) this.timeline.take(line);
+    for (const line of lines) {
+      this.timeline.take(line);
+      this.burst?.keep(line);
+    }
     this.heard = performance.now();
     this.draw();
   }
 
   drawNow() {
     const isComparing = find("compare").checked && this.burst?.hasBegun;
-    if (isComparing) this.burst.drawReplay(find("replay"), this.theme);
+    const replay = isComparing ? prepare(find("replay")) : null;
+    if (replay) this.burst.drawReplay(replay, this.theme);
     this.drawRows(isComparing ? this.burst.view() : null);
     const now = performance.now();
     if (now - this.texts >= TEXT_MS) {
       this.texts = now;
       this.drawBatch();
       this.showFigures(now);
-      if (this.burst) find("result").textContent = this.burst.text();
+      if (this.burst) this.showResult();
     }
     if (now - this.summary >= SUMMARY_MS) {
       this.summary = now;
@@ -149,6 +173,14 @@ export class EngineView {
     if (last) find("batch-text").textContent = textOf(this.chosen) + (timeline.dropped ? `; ${timeline.dropped} lines dropped` : "");
   }
 
+  showResult() {
+    const { burst } = this;
+    find("gain").textContent = burst.headline();
+    find("basis").textContent = burst.isOver ? BASIS : "";
+    find("result").textContent = burst.text();
+    for (const name of ["picture", "page", "link"]) find(name).disabled = !burst.isOver;
+  }
+
   showSummary() {
     const { timeline } = this;
     const last = timeline.lastColumn;
@@ -182,25 +214,59 @@ export class EngineView {
   }
 
   async sendBurst() {
-    this.burst = new Burst(Number(find("burst-size").value), this.settings, this.timeline);
+    this.burst = new Burst(Number(find("burst-size").value), this.seed++, this.settings, this.timeline);
+    putInAddress(this.burst);
     this.compare();
     find("burst").disabled = true;
     try {
       await this.burst.run();
-      announce(this.burst.text());
+      announce(`${this.burst.headline()}. ${BASIS}`);
     } catch (error) {
       find("cell").textContent = `The burst failed: ${error.message}`;
     }
     find("burst").disabled = false;
   }
 
+  get numArrived() {
+    return this.timeline.numArrived;
+  }
+
+  /** Tokens per second of the newest request with these counts since `since`; null if the engine tells of none soon. */
+  async rateOf({ prompt_tokens: prompt, completion_tokens: generated }, since) {
+    for (let i = 0; i < RATE_TRIES; i++) {
+      const found = [...this.timeline.requests.values()].findLast((each) => {
+        return each.n >= since && each.prompt === prompt && each.generated >= generated && each.state === "ended";
+      });
+      if (found) return found.rate;
+      await new Promise((resolve) => setTimeout(resolve, TEXT_MS));
+    }
+    return null;
+  }
+
   compare() {
-    const isOn = find("compare").checked;
+    const isOn = find("compare").checked && this.burst !== null;
     find("replay-figure").hidden = !isOn;
     find("engine").classList.toggle("comparing", isOn);
     find("live-title").textContent = isOn ? "Iteration-level scheduling, this engine" : "Requests by iteration";
-    if (isOn && !this.burst) find("result").textContent = "Send a burst to compare.";
     this.redraw();
+  }
+
+  async savePage() {
+    try {
+      download("burst.html", await this.burst.page());
+    } catch (error) {
+      find("cell").textContent = `The page cannot be saved: ${error.message}`;
+    }
+  }
+
+  savePicture() {
+    const { burst, settings, theme } = this;
+    const rows = burst.requests.map(rowOf);
+    const { until } = burst.view();
+    const drawLive = (target, scale) => drawChart(target, rows, { scale, until, layout: layoutOf(target, rows.length), cursor: null }, theme);
+    const machine = settings.machine ? ` on ${settings.machine}` : "";
+    const about = [BASIS, `${settings.model}${machine}; scheduler ${settings.scheduler}. ${burst.text().split(". ")[0]}.`];
+    pictureOf(burst, drawLive, about, theme).toBlob((blob) => download("burst.png", blob));
   }
 }
 

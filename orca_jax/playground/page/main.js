@@ -2,7 +2,7 @@
 
 import { Failure, NoKey } from "./api.js";
 import { Chat, loadSettings } from "./chat.js";
-import { find, segments } from "./dom.js";
+import { find, isSend, segments } from "./dom.js";
 import { EngineView } from "./engine.js";
 import { showParameters } from "./parameters.js";
 
@@ -24,6 +24,26 @@ function setTheme(theme) {
   engine?.retheme();
 }
 
+/** Wait for the button, or for Enter in the field of messages: the reader wants to give a key after all. */
+async function anotherTry() {
+  const [waits, retry] = [new AbortController(), find("retry")];
+  retry.hidden = false;
+  await new Promise((resolve) => {
+    const on = (name, event, wants = () => true) => {
+      find(name).addEventListener(event, (each) => {
+        if (!wants(each)) return;
+        each.preventDefault();
+        resolve();
+      }, { signal: waits.signal });
+    };
+    on("retry", "click");
+    on("composer", "submit");
+    on("input", "keydown", isSend);
+  });
+  waits.abort();
+  retry.hidden = true;
+}
+
 /** Wait until the server has loaded its model and the reader has given a key, if one is needed. */
 async function settingsOfServer() {
   for (;;) {
@@ -33,9 +53,7 @@ async function settingsOfServer() {
       if (!(error instanceof Failure)) throw error;
       showState(error.message, true);
       if (error instanceof NoKey) {
-        find("retry").hidden = false;
-        await new Promise((resolve) => find("retry").addEventListener("click", resolve, { once: true }));
-        find("retry").hidden = true;
+        await anotherTry();
       } else {
         await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
       }
@@ -57,6 +75,7 @@ const settings = await settingsOfServer();
 find("model").textContent = settings.model;
 document.title = `${settings.model}: orca-jax playground`;
 showParameters(settings);
-new Chat(settings);
 engine = new EngineView(settings, (state) => showState(state, state === "no connection"));
+new Chat(settings, engine);
+if (location.hash) find("panes").querySelector("[data-pane=engine]").click(); // a link to a burst
 if (matchMedia("(hover: hover)").matches) find("input").focus(); // a touch keyboard would cover the page

@@ -1,6 +1,7 @@
 // One message on the page: its text, its figures and its actions.
 
-import { button, element } from "./dom.js";
+import { button, element, paced } from "./dom.js";
+import { Markdown } from "./markdown.js";
 import { listen, setButtons, TokenText } from "./tokens.js";
 
 const NAMES = {
@@ -31,39 +32,90 @@ export function userMessage(message, mode, onEdit) {
   return made;
 }
 
-/** A message of the model while it arrives. Its actions appear at its end. */
+/**
+ * A message of the model while it arrives: Markdown in a chat, and tokens in a continuation. Its actions appear at its end.
+ *
+ * around(show): calls `show`, which changes the page, and keeps the end of the conversation in view.
+ */
 export class Answer {
-  constructor(mode, actions) {
+  constructor(mode, actions, around = (show) => show()) {
+    this.mode = mode;
+    this.actions = actions;
     this.body = element("div", { class: "body" });
     this.stats = element("span", { class: "stats" });
     this.foot = element("div", { class: "foot" }, this.stats);
-    this.actions = actions;
+    this.thought = document.createTextNode("");
+    this.thinking = element("details", { class: "thinking", hidden: true }, element("summary", {}, "Thinking"), element("div", {}, this.thought));
     const title = element("h3", {}, NAMES[mode].assistant);
-    this.element = element("article", { class: "message", "aria-busy": "true" }, title, this.body, this.foot);
-    this.text = new TokenText(this.body);
+    this.element = element("article", { class: "message", "aria-busy": "true" }, title, this.thinking, this.body, this.foot);
+    this.pieces = []; // {text, thought, tokens}: all that has arrived
+    this.shown = 0; // pieces on the page
+    this.line = ""; // of figures
+    this.show = paced(() => around(() => this.showNow()));
+    this.clear();
     listen(this.body);
   }
 
-  add(text, tokens) {
-    this.text.add(text, tokens);
+  /** Show the text from its beginning: with its tokens, or as Markdown. */
+  clear(hasTokens = this.mode === "prompt") {
+    this.hasTokens = hasTokens;
+    this.body.replaceChildren();
+    this.body.classList.toggle("markdown", !hasTokens);
+    this.text = hasTokens ? new TokenText(this.body) : new Markdown(this.body);
+    this.shown = 0;
+  }
+
+  add(piece) {
+    this.pieces.push(piece);
+    this.show();
   }
 
   showStats(text) {
-    this.stats.textContent = text;
+    this.line = text;
+    this.show();
   }
 
-  end(error) {
+  /** Show what has arrived since the last call, as one change. */
+  showNow() {
+    const pieces = this.pieces.slice(this.shown);
+    this.shown = this.pieces.length;
+    this.stats.textContent = this.line;
+    if (this.hasTokens) {
+      for (const { text, thought, tokens } of pieces) this.text.add(thought + text, tokens);
+      this.text.flush();
+      return;
+    }
+    const joined = (name) => pieces.map((each) => each[name]).join("");
+    const thought = joined("thought");
+    if (thought) this.thought.appendData(thought);
+    this.thinking.hidden = this.thought.length === 0;
+    const text = joined("text");
+    if (text) this.text.add(text);
+  }
+
+  end(error = null) {
+    this.showNow();
     this.element.removeAttribute("aria-busy");
     if (error) this.body.after(element("p", { class: "error", role: "alert" }, error));
     const buttons = this.actions.map(([text, act]) => button(text, act));
-    if (this.body.querySelector(".token")) {
-      const toggle = button("Tokens", () => {
-        const isOn = toggle.getAttribute("aria-pressed") !== "true";
-        toggle.setAttribute("aria-pressed", String(isOn));
-        setButtons(this.body, isOn);
-      }, { "aria-pressed": "false", title: "Move through the tokens with the arrow keys" });
-      buttons.push(toggle);
-    }
+    if (this.pieces.some((each) => each.tokens.length)) buttons.push(this.toggle());
     this.foot.append(...buttons);
+  }
+
+  /** A button that shows the tokens, and lets the keyboard choose them. */
+  toggle() {
+    const made = button("Tokens", () => {
+      const isOn = made.getAttribute("aria-pressed") !== "true";
+      made.setAttribute("aria-pressed", String(isOn));
+      if (this.mode === "chat") {
+        if (this.body.nextElementSibling.classList.contains("choices")) this.body.nextElementSibling.remove();
+        this.thought.data = "";
+        this.thinking.hidden = true;
+        this.clear(isOn);
+        this.showNow();
+      }
+      setButtons(this.body, isOn);
+    }, { "aria-pressed": "false", title: "Show each token with its alternatives; the arrow keys move" });
+    return made;
   }
 }

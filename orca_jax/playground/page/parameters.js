@@ -2,6 +2,7 @@
 
 import { find } from "./dom.js";
 
+const MAX_TOKENS = 512; // at the start
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 /** The fields that are set; the server has defaults for all others. */
@@ -25,6 +26,7 @@ export function showParameters(settings) {
     form.elements[name].placeholder = settings.defaults[name] ?? 1;
   }
   form.elements.max_tokens.max = settings.context;
+  form.elements.max_tokens.value = Math.min(MAX_TOKENS, Math.floor(settings.context / 2));
   const update = () => {
     const parts = Object.entries(chosenParameters()).map(([name, value]) => `${name} ${JSON.stringify(value)}`);
     find("chosen").textContent = parts.join(", ");

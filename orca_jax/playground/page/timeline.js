@@ -16,6 +16,19 @@ class Request {
     this.begin = column;
     this.end = null; // the column of its last iteration
     this.reason = null;
+    this.times = []; // of the first and of the last token, in the engine's seconds
+  }
+
+  /** Tokens per second after the first one; null for fewer than two. */
+  get rate() {
+    const [first, last] = this.times;
+    return last > first ? (this.generated - 1) / (last - first) : null;
+  }
+
+  /** Count new tokens. */
+  write(count, time) {
+    this.generated += count;
+    this.times = [this.times[0] ?? time, time];
   }
 
   /** Take part in an iteration. */
@@ -100,7 +113,7 @@ export class Timeline {
       const request = this.requests.get(n) ?? this.add(n, null, null);
       const isOver = request.state === "ended"; // its last token was already drawn when this iteration was submitted
       request.work(isOver ? "repeat" : kind, column, start, tokens);
-      if (samples && !isOver) request.generated += 1;
+      if (samples && !isOver) request.write(1, record.collected);
       members.push({ n, kind: isOver ? "repeat" : kind, tokens, start });
     };
     const proposed = new Map(record.proposed ?? []);
@@ -110,7 +123,7 @@ export class Timeline {
     for (const [n, count] of record.told ?? []) {
       const request = this.requests.get(n);
       if (!request) continue;
-      request.generated += count;
+      request.write(count, record.collected);
       if (proposed.has(n)) request.computed += count - 1 - proposed.get(n); // the other proposals were wrong
     }
     for (const n of record.preempted) {
@@ -168,21 +181,21 @@ export class Timeline {
     return count;
   }
 
-  /** Means of the iterations in the last `seconds` of the engine's time. */
+  /** Means of the iterations in the last `seconds` of the engine's time; tokens by second of work. */
   rates(seconds) {
     const last = this.lastColumn;
     if (!last) return { tokens: 0, device: 0, host: 0 };
     let [tokens, device, host, count] = [0, 0, 0, 0];
-    let from = last.collected;
+    let busy = 0;
     for (let i = this.columns.length - 1; i >= 0; i--) {
       const each = this.columns[i];
       if (each.collected < last.collected - seconds) break;
       tokens += each.sampled;
       device += each.device;
       host += each.planned - each.selected + each.update;
-      from = each.planned;
+      busy += each.collected - Math.max(each.planned, this.columns[i - 1]?.collected ?? 0);
       count += 1;
     }
-    return { tokens: tokens / Math.max(last.collected - from, 1e-6), device: (1e3 * device) / count, host: (1e3 * host) / count };
+    return { tokens: tokens / Math.max(busy, 1e-6), device: (1e3 * device) / count, host: (1e3 * host) / count };
   }
 }

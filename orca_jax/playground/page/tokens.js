@@ -23,7 +23,8 @@ export function tokensOf(choice) {
 }
 
 /**
- * Adds the text of a stream to a body, with a span for each token.
+ * Adds the text of a stream to a body, with a span for each token and a block for each line: a browser then lays out
+ * the last line alone. `flush` shows what was added.
  *
  * A piece of text and its tokens need not agree: special tokens have no text, and several tokens may spell one character.
  * Tokens that are not spelled by the text so far wait, and share the next span.
@@ -32,6 +33,13 @@ export class TokenText {
   constructor(body) {
     this.body = body;
     this.waiting = [];
+    this.line = null; // the last block; null if the next text begins one
+    this.made = []; // for the end of the last block
+  }
+
+  flush() {
+    this.line?.append(...this.made);
+    this.made = [];
   }
 
   add(text, tokens) {
@@ -56,14 +64,21 @@ export class TokenText {
 
   append(text, tokens) {
     if (!text) return;
-    if (!tokens.length) {
-      this.body.append(text);
-      return;
+    if (!this.line) {
+      this.line = element("div");
+      this.body.append(this.line);
     }
+    this.made.push(tokens.length ? this.span(text, tokens) : text);
+    if (!text.endsWith("\n")) return;
+    this.flush();
+    this.line = null;
+  }
+
+  span(text, tokens) {
     const isUnsure = tokens.some((each) => each.logprob !== null && each.logprob < UNSURE);
     const span = element("span", { class: isUnsure ? "token unsure" : "token" }, text);
     span.tokens = tokens;
-    this.body.append(span);
+    return span;
   }
 }
 
@@ -91,9 +106,10 @@ export function setButtons(body, isOn) {
     if (isOn) {
       span.setAttribute("role", "button");
       span.setAttribute("aria-expanded", String(span.classList.contains("chosen")));
+      if (!span.textContent.trim()) span.setAttribute("aria-label", visible(span.textContent));
       span.tabIndex = i ? -1 : 0;
     } else {
-      for (const name of ["role", "aria-expanded", "tabindex"]) span.removeAttribute(name);
+      for (const name of ["role", "aria-expanded", "aria-label", "tabindex"]) span.removeAttribute(name);
     }
   });
   if (isOn) spans[0]?.focus();

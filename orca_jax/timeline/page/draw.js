@@ -29,6 +29,7 @@ export function readTheme() {
   const read = (name) => style.getPropertyValue(name).trim();
   return {
     colors: Array.from({ length: NUM_COLORS }, (_, i) => read(`--r${i}`)),
+    page: read("--page"),
     card: read("--card"),
     text: read("--text"),
     muted: read("--muted"),

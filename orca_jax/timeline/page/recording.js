@@ -11,6 +11,7 @@ const SPAN = 5; // numbers: kind, first and last column, position, tokens
 const ZOOM = 1.6;
 const LEAST = 2; // pixels of a column at the start; more columns are reached by scrolling
 const MOST = 60;
+const PLAY_MS = 120;
 const TOP = 56; // pixels of the bars above the rows
 const MARGIN = LABEL + 10;
 const HEIGHT = [190, Math.max(300, Math.min(620, 0.5 * innerHeight))]; // of the chart
@@ -53,13 +54,31 @@ class Recording {
     return span && span.first <= column ? span : null;
   }
 
+  /** The iteration with the most members. */
+  fullest() {
+    const changes = new Int32Array(this.count + 1);
+    for (const { spans } of this.requests) {
+      for (const { kind, first, last } of spans) {
+        if (!WORK.includes(kind)) continue;
+        changes[first] += 1;
+        changes[last + 1] -= 1;
+      }
+    }
+    let [size, most, fullest] = [0, 0, 0];
+    for (let column = 0; column < this.count; column++) {
+      size += changes[column];
+      if (size > most) [most, fullest] = [size, column];
+    }
+    return fullest;
+  }
+
   members(column) {
     const members = [];
     for (const request of this.requests) {
       const span = this.span(request, column);
       if (!span || !WORK.includes(span.kind)) continue;
       const tokens = Math.round(span.tokens / (span.last - span.first + 1));
-      members.push({ label: request.label, color: request.color, tokens, kind: span.kind });
+      members.push({ n: request.n, label: request.label, color: request.color, tokens, kind: span.kind });
     }
     return members;
   }
@@ -75,8 +94,44 @@ class RecordingView {
     this.view = get("view");
     this.chart = new Chart(get("rows"), (cell, isByKey) => this.show(cell, isByKey), true);
     this.minRow = matchMedia("(pointer: coarse)").matches ? 13 : 6;
+    this.timer = null; // while it plays
     this.listen();
     this.fit(LEAST);
+    this.open();
+  }
+
+  /** Begin at the fullest iteration; a page with the address #play begins to play. */
+  open() {
+    this.resize();
+    const column = this.recording.fullest();
+    this.center(column);
+    this.chooseIn(column);
+    if (location.hash === "#play") this.play(0);
+  }
+
+  /** Choose a member of an iteration, if possible that of the iteration before. */
+  chooseIn(column) {
+    const members = this.recording.members(column);
+    const before = this.chart.chosen?.n;
+    const n = members.some((each) => each.n === before) ? before : (members[0]?.n ?? before);
+    if (n !== undefined) this.chart.choose({ n, column }, true);
+  }
+
+  /** Go through the iterations; a second call stops it. */
+  play(from = this.chart.chosen?.column ?? 0) {
+    const last = this.recording.count - 1;
+    let column = from < last ? from : 0;
+    const stop = () => {
+      clearInterval(this.timer);
+      this.timer = null;
+      get("play").textContent = "Play";
+    };
+    if (this.timer !== null) return stop();
+    get("play").textContent = "Stop";
+    this.timer = setInterval(() => {
+      this.chooseIn(column);
+      if (column++ >= last) stop();
+    }, PLAY_MS);
   }
 
   listen() {
@@ -89,6 +144,7 @@ class RecordingView {
     get("in").addEventListener("click", () => this.zoom(ZOOM));
     get("out").addEventListener("click", () => this.zoom(1 / ZOOM));
     get("fit").addEventListener("click", () => this.fit(0));
+    get("play").addEventListener("click", () => this.play());
     get("before").addEventListener("click", () => this.chart.move(0, -1));
     get("after").addEventListener("click", () => this.chart.move(0, 1));
     for (const unit of get("units").children) unit.addEventListener("click", () => this.setUnit(unit));
