@@ -9,9 +9,9 @@ from msgspec import UNSET, UnsetType
 
 from orca_jax.link.admission import Deadlines
 from orca_jax.openai.answer import DONE, KEEP_ALIVE, error_event
-from orca_jax.openai.answer_form import answer_form
 from orca_jax.openai.conversation import (
     ToolRules,
+    answer_form,
     render_conversation,
     share_of_tools,
     tool_rules,

@@ -19,8 +19,7 @@ from orca_jax.openai.model import Service
 from orca_jax.playground.page import page_paths
 from orca_jax.playground.routes import playground_routes
 from orca_jax.serve.access import OPEN_PATHS, Access, CallLimit, read_keys, with_cors, with_host_check
-from orca_jax.serve.adapters import adapter_routes
-from orca_jax.serve.admin import ADMIN_PATH, admin_routes
+from orca_jax.serve.admin import ADMIN_PATH, adapter_routes, admin_routes
 from orca_jax.serve.agents.messages import messages_routes
 from orca_jax.serve.agents.responses import response_routes
 from orca_jax.serve.handlers import Silence, complete, embed, read_json_body

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from orca_jax.openai.errors import ErrorEnvelope
 from orca_jax.openai.messages.answer import MessageAnswer
-from orca_jax.openai.messages.call import TokenCount
+from orca_jax.openai.messages.conversion import TokenCount
 from orca_jax.openai.messages.errors import MESSAGES, MessagesError
 from orca_jax.openai.model import Service
 from orca_jax.openai.responses.items import DeletedResponse, InputTokens, ModelResponse, ResponseItemList

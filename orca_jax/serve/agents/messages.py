@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from orca_jax.openai.generation import Generation
 from orca_jax.openai.messages.answer import MessagesRenderer
-from orca_jax.openai.messages.call import count_tokens, fills_context, prepare
+from orca_jax.openai.messages.conversion import count_tokens, fills_context, prepare
 from orca_jax.openai.messages.errors import MESSAGES, REQUEST_ID, VERSION_HEADER
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema import messages_parser
