@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 import msgspec
 import psutil
 import pytest
@@ -28,17 +29,18 @@ import pytest
 import orca_jax
 from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.local import LocalEngine
-from orca_jax.batch.rows import COMPLETIONS, Row
 from orca_jax.config import EngineConfig
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.serve.app import create_app
 from orca_jax.server_config import ServerConfig
 from orca_jax.step import Member
+from orca_jax.telemetry.observer import ServerObserver
 from tests.exec.test_executor import PROMPT, make_executor, plan
 from tests.sampling import GREEDY
 from tests.serve.running import MODEL, Server, running, wait_until
 
 COMPLETION, RESPONSE, MESSAGE = "/v1/completions", "/v1/responses", "/v1/messages"
-MAX_FILES = {COMPLETION: 56, RESPONSE: 58, MESSAGE: 58}
+MAX_FILES = {COMPLETION: 56, RESPONSE: 67, MESSAGE: 64}  # the others render a chat
 MAX_FORMS = {COMPLETION: 18, RESPONSE: 19, MESSAGE: 19}
 BODIES = {
     COMPLETION: {"prompt": "hi", "max_tokens": 4, "ignore_eos": True},
@@ -168,12 +170,29 @@ FORMS: dict[str, set[str]] = {
     "Piece": set(),
     "'event of the answer'": {"CompletionChoice"},
 }
+SHARED = {form: containers for form, containers in FORMS.items() if form != "CompletionRequest"}
+FORMS_OF = {
+    COMPLETION: FORMS,
+    RESPONSE: {
+        **SHARED,
+        "ResponsesRequest": {"InputMessage"},
+        "ChatRequest": {"UserMessage"},
+        "'event of the answer'": {"ModelResponse", "MessageItem", "ShownText", "StoredResponse"},
+    },
+    MESSAGE: {
+        **SHARED,
+        "MessagesRequest": {"TurnMessage", "TextBlock"},
+        "ChatRequest": {"Converted", "UserMessage", "TextPart"},
+        "'event of the answer'": {"MessageAnswer", "AnswerText"},
+    },
+}
+"""A response and a message become a chat, with its conversation: one form more."""
 # Made for a call too, but without its prompt or its tokens.
 ABOUT_A_CALL = {
-    "Answer", "AskedForm", "BadLine", "Caches", "Deadlines", "DeviceState", "DraftCounts", "EngineStats",
-    "ExecutorStats", "HeadMajorPages", "Heartbeat", "PromptDetails", "Range", "RequestEnd", "RequestMetrics",
-    "ResultReady", "Row", "ToyRow", "Urgency", "Usage", "VectorLayout", "VocabularyShards", "_Filters",
-    "_SoftmaxState", "_ToyHandle",
+    "Answer", "AnswerForm", "AskedForm", "BadLine", "Caches", "Deadlines", "DeviceState", "DraftCounts",
+    "EngineStats", "ExecutorStats", "FlatTools", "HeadMajorPages", "Heartbeat", "Ignored", "MessageUsage",
+    "PromptDetails", "Range", "RequestEnd", "RequestMetrics", "ResponseUsage", "ResultReady", "Row", "ToolRules",
+    "ToyRow", "Urgency", "Usage", "VectorLayout", "VocabularyShards", "_Filters", "_SoftmaxState", "_ToyHandle",
 }  # fmt: skip
 
 
@@ -220,25 +239,26 @@ def made_in_the_last(collectors: list[Collector]) -> set[str]:
     return {name for name, numbers in last.found.items() if numbers - old}
 
 
-def classes_of_the_host() -> set[str]:
-    """Value classes made for a completion of the toy model, in one process."""
-    body = json.dumps({"model": "preset:toy", "prompt": "hi", "max_tokens": 3, "ignore_eos": True}).encode()
-
+def classes_of_the_host(path: str) -> set[str]:
+    """Value classes made for a call of the toy model, in one process."""
     others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    body = {"model": MODEL, **BODIES[path]}
 
-    async def complete() -> list[Collector]:
-        config = EngineConfig(model="preset:toy", max_num_seqs=4)
+    async def answer() -> list[Collector]:
+        config = ServerConfig(EngineConfig(model=MODEL, max_num_seqs=4))
         collectors = []
-        with build_engine(config) as built:
-            async with LocalEngine(built, ServerConfig(config)) as engine:
-                for number in range(3):
+        with build_engine(config.engine) as built:
+            async with LocalEngine(built, config) as engine:
+                app = create_app(engine._service, config, ServerObserver(config))
+                http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60)
+                for _ in range(3):
                     with Collector(others) as collector:
-                        answer = await engine.answer(Row(number, str(number), COMPLETIONS, body), f"r{number}")
-                    assert answer.status == 200, answer
+                        answer = await http.post(path, json=body)
+                    assert answer.status_code == 200, answer.text
                     collectors.append(collector)
         return collectors
 
-    return made_in_the_last(asyncio.run(complete()))
+    return made_in_the_last(asyncio.run(answer()))
 
 
 def classes_of_the_device(program_cache: str) -> set[str]:
@@ -255,9 +275,13 @@ def classes_of_the_device(program_cache: str) -> set[str]:
     return made_in_the_last(collectors)
 
 
-def test_a_completion_has_few_forms(program_cache: str) -> None:
-    assert len(FORMS) <= MAX_FORMS
-    made = classes_of_the_host() | classes_of_the_device(program_cache)
-    assert {"CompletionRequest", "Submit", "Request", "Member", "MemberResult", "RequestUpdate", "Drawn"} <= made
-    known = {name for form, containers in FORMS.items() for name in (form, *containers)} | ABOUT_A_CALL
-    assert not sorted(made - known), "new forms: merge them with one of FORMS, or say what they are"
+@pytest.mark.parametrize("path", MAX_FORMS)
+def test_a_call_has_few_forms(path: str, program_cache: str) -> None:
+    forms = FORMS_OF[path]
+    assert len(forms) <= MAX_FORMS[path]
+    made = classes_of_the_host(path) | (classes_of_the_device(program_cache) if path == COMPLETION else set())
+    host = {form for form in forms if form[0] != "'"} & {"CompletionRequest", "MessagesRequest", "ResponsesRequest"}
+    assert {*host, "Submit", "Request", "Member", "MemberResult", "RequestUpdate"} <= made
+    known = {name for form, containers in forms.items() for name in (form, *containers)} | ABOUT_A_CALL
+    new = sorted(made - known)
+    assert not new, f"new forms: merge them with one of FORMS, or say what they are: {new}"
