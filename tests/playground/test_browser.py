@@ -220,6 +220,18 @@ def test_a_pause_ends_the_watch(shown: Shown, server: Server) -> None:
     page.get_by_text("live", exact=True).wait_for()
 
 
+def test_the_narrowest_phone_shows_the_whole_header(browser: "Browser", server: Server) -> None:
+    shown = Shown(browser, "phone")
+    shown.page.set_viewport_size({"width": 320, "height": 640})
+    page = shown.open(server.url)
+    for pane in ("chat", "engine"):
+        shown.show(pane)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+        assert page.locator("#panes").evaluate("each => each.scrollWidth <= each.clientWidth"), "the header is cut"
+        assert page.locator("#theme").evaluate("each => each.getBoundingClientRect().right <= innerWidth")
+    shown.context.close()
+
+
 def test_the_theme_is_kept(shown: Shown, server: Server) -> None:
     page = shown.open(server.url)
     for theme in ("light", "dark"):
