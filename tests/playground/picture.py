@@ -37,7 +37,7 @@ def take_picture(browser: "Browser", server: Server, scheme: Literal["light", "d
     send_burst(page)
     page.get_by_role("button", name="Tokens", exact=True).first.click()
     page.locator(".message:not(.user)").first.locator(".token").nth(2).click()
-    page.locator("#rows").hover(position={"x": 118, "y": 60})  # shows the merged batch of an early iteration
+    page.locator("#rows").hover(position={"x": 63, "y": 70})  # shows the merged batch of an early iteration
     picture = page.screenshot()
     context.close()
     return picture
