@@ -368,6 +368,7 @@ def test_a_server_with_keys_asks_for_one(browser: "Browser", size: str) -> None:
         page.get_by_role("button", name="Use key").click()
         page.get_by_text("not one of the server's").wait_for()
         page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Enter the API key").wait_for()
         page.fill("#input", "hello")
         page.press("#input", "Enter")
         page.get_by_role("button", name="Cancel").click()
