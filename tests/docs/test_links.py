@@ -91,9 +91,10 @@ def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|source|iframe)[^>]*\ssrc(?:set)?="([^"]+)"', text)
         loaded += re.findall(r'<link rel="(?:stylesheet|preload|icon)"[^>]*href="([^"]+)"', text)
-        assert loaded and not [address for address in loaded if "//" in address], page.name
+        is_whole = page.name == "burst.html"  # the page of a timeline has style, script and data in it
+        assert bool(loaded) is not is_whole and not [address for address in loaded if "//" in address], page.name
         for address in loaded:
-            assert (page.parent / address.partition("?")[0]).exists(), f"{page.name}: {address}"
+            assert (page.parent / re.split("[?#]", address)[0]).exists(), f"{page.name}: {address}"
 
 
 @pytest.mark.slow
