@@ -243,17 +243,21 @@ def pack(
     """
     vector = np.zeros(layout.size, np.int32)
     view = layout.views(vector)
-    count = np.array([size for _, _, size in segments], np.int32)
-    first = np.array([members[index].start + offset for index, offset, _ in segments], np.int32)
-    row = np.array([members[index].row for index, _, _ in segments], np.int32)
+    used = len(segments)
+    index, offset, count = np.fromiter(chain.from_iterable(segments), np.int32, 3 * used).reshape(used, 3).T
+    own = [members[each] for each in index.tolist()]
+    row = np.array([member.row for member in own], np.int32)
+    first = np.array([member.start for member in own], np.int32) + offset
+    num_left = np.array([member.num_tokens for member in own], np.int32) - offset  # from the segment on
     end = np.cumsum(count, dtype=np.int32)
-    start, total, used = end - count, int(end[-1]), len(segments)
+    start, total = end - count, int(end[-1])
 
     # Tokens.
-    known, waiting = _ids(members, segments, end)
+    is_waiting = np.array([member.last_on_device for member in own]) & (count == num_left)
+    waiting = end[is_waiting] - 1
     is_known = np.ones(total, bool)
     is_known[waiting] = False
-    view["ids"][np.flatnonzero(is_known)] = known
+    view["ids"][:total][is_known] = _ids(own, segments)
     view["on_device"][waiting] = 1
     view["token_row"][:total], view["token_row"][total:] = np.repeat(row, count), layout.num_rows
     if layout.has_slots:
@@ -264,27 +268,26 @@ def pack(
     view["query_start"][:used], view["query_len"][:used], view["context_len"][:used] = start, count, first + count
     layout.write_blocks(view, rows.blocks, row, first)
     if layout.has_states:
-        view["source"][:used], view["target"][:used] = _states(members, segments)
+        view["source"][:used], view["target"][:used] = _states(own, segments)
 
     # Kept tokens.
-    indices, owners, targets = _kept(members, segments, start.tolist())
-    view["kept_token"][: len(indices)] = indices
+    token, owner, targets = _kept(own, segments, count, num_left, end)
+    view["kept_token"][: len(token)] = token
     is_drawn = np.array([target is None for target in targets], bool)
-    kept_row = np.where(is_drawn, row[owners], np.int32(layout.num_rows))
-    kept_members = [segments[i].member for i in owners]
-    is_open = np.array([members[index].num_drafts > 0 for index in kept_members], bool)
-    last_row = np.where(is_open, np.int32(layout.num_rows), kept_row)
-    kept = Kept(kept_members, targets, kept_row, last_row, view["positions"][indices] + 1)
-    if any([members[index].pools for index, _, _ in segments]):
-        kept = kept._replace(pooled=_keep_pooled(members, segments, start.tolist(), view["kept_token"], len(indices)))
+    kept_row = np.where(is_drawn, row[owner], np.int32(layout.num_rows))
+    is_open = np.array([member.num_drafts > 0 for member in own])
+    last_row = np.where(is_open[owner], np.int32(layout.num_rows), kept_row)
+    kept = Kept(index[owner].tolist(), targets, kept_row, last_row, view["positions"][token] + 1)
+    if any([member.pools for member in own]):
+        kept = kept._replace(pooled=_keep_pooled(own, segments, start.tolist(), view["kept_token"], len(token)))
     return vector, kept
 
 
-def _states(members: Sequence[Member], segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+def _states(own: Sequence[Member], segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
     """The blocks of states that segments read and write. A member that is cut reads again what it wrote."""
     sources, targets = [], []
-    for index, offset, _ in segments:
-        move = members[index].state
+    for member, (_, offset, _) in zip(own, segments, strict=True):
+        move = member.state
         assert move is not None, "the members of a model with states have blocks of states"
         sources.append(move.target if offset else move.source)
         targets.append(move.target)
@@ -292,7 +295,7 @@ def _states(members: Sequence[Member], segments: Sequence[Segment]) -> tuple[lis
 
 
 def _keep_pooled(
-    members: Sequence[Member],
+    own: Sequence[Member],
     segments: Sequence[Segment],
     starts: Sequence[int],
     kept_token: NDArray[np.int32],
@@ -300,8 +303,7 @@ def _keep_pooled(
 ) -> list[PooledTokens]:
     """Keep the tokens for embeddings, from `place` on: the last ones of members, or all of those that are added up."""
     pooled = []
-    for i, (index, offset, size) in enumerate(segments):
-        member = members[index]
+    for i, (member, (index, offset, size)) in enumerate(zip(own, segments, strict=True)):
         is_last = offset + size == member.num_tokens
         if member.pools is None or (member.pools == "last" and not is_last):
             continue
@@ -314,40 +316,44 @@ def _keep_pooled(
 
 
 def _kept(
-    members: Sequence[Member], segments: Sequence[Segment], starts: Sequence[int]
-) -> tuple[list[int], list[int], list[int | None]]:
-    """Index, segment and target of each kept token of the batch: tokens with targets, and those to sample after."""
-    indices: list[int] = []
-    owners: list[int] = []
+    own: Sequence[Member],
+    segments: Sequence[Segment],
+    count: NDArray[np.int32],
+    num_left: NDArray[np.int32],
+    end: NDArray[np.int32],
+) -> tuple[NDArray[np.integer], NDArray[np.integer], list[int | None]]:
+    """Index, segment and target of each kept token of the batch.
+
+    Tokens with targets are at the beginning of a segment. Those to sample after, the newest one of a member and its
+    proposals, are at its end.
+
+    Args:
+        own: the member of each segment.
+        segments: the parts of members.
+        count: tokens of each segment.
+        num_left: tokens of its member from its first one on.
+        end: index after its last one in the batch.
+    """
+    num_drafts = np.array([member.num_drafts for member in own], np.int32)
+    is_sampling = np.array([member.is_sampling for member in own])
+    num_drawn = np.where(is_sampling, np.clip(count - num_left + 1 + num_drafts, 0, count), 0)
+    scored = [member.targets[at : at + size] for member, (_, at, size) in zip(own, segments, strict=True)]
+    num_scored = np.array([len(each) for each in scored], np.int32)
+    num_kept = num_scored + num_drawn
+    owner = np.repeat(np.arange(len(own)), num_kept)
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(num_kept) - num_kept, num_kept)  # among those of its segment
+    token = place + np.where(place < num_scored[owner], (end - count)[owner], (end - num_kept)[owner])
     targets: list[int | None] = []
-    for i, (index, offset, size) in enumerate(segments):
-        member = members[index]
-        if member.targets:
-            scored = member.targets[offset : offset + size]
-            indices.extend(range(starts[i], starts[i] + len(scored)))
-            owners.extend([i] * len(scored))
-            targets.extend(scored)
-        if member.is_sampling and offset + size >= member.num_tokens - member.num_drafts:
-            first = max(member.num_tokens - 1 - member.num_drafts - offset, 0)  # the newest token, or a proposal
-            indices.extend(range(starts[i] + first, starts[i] + size))
-            owners.extend([i] * (size - first))
-            targets.extend([None] * (size - first))
-    return indices, owners, targets
+    for each, number in zip(scored, num_drawn.tolist(), strict=True):
+        targets += each
+        targets += [None] * number
+    return token, owner, targets
 
 
-def _ids(
-    members: Sequence[Member], segments: Sequence[Segment], end: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], list[int]]:
-    """Ids known to the host, in order, and the indices of the other tokens in the batch."""
-    waiting = [
-        int(end[i]) - 1
-        for i, (index, offset, size) in enumerate(segments)
-        if members[index].last_on_device and offset + size == members[index].num_tokens
+def _ids(own: Sequence[Member], segments: Sequence[Segment]) -> NDArray[np.int32]:
+    """Ids known to the host, in the order of the batch."""
+    parts = [
+        member.ids if not offset and size >= len(member.ids) else member.ids[offset : offset + size]
+        for member, (_, offset, size) in zip(own, segments, strict=True)
     ]
-    known = chain.from_iterable([_slice(members[index].ids, offset, size) for index, offset, size in segments])
-    return np.fromiter(known, np.int32), waiting
-
-
-def _slice(ids: Sequence[int], offset: int, size: int) -> Sequence[int]:
-    """`ids[offset : offset + size]`, without a copy if the slice has all ids."""
-    return ids if not offset and size >= len(ids) else ids[offset : offset + size]
+    return np.fromiter(chain.from_iterable(parts), np.int32)
