@@ -133,8 +133,8 @@ class PrefixCache:
                 self._pools[group].give_name(block, (group, page.digest))
                 new.append(group)
         if new:
-            known = self._pages.get(page.digest, page)
-            self._pages[page.digest] = page._replace(roots=page.roots | known.roots)
+            known = self._pages.get(page.digest)
+            self._pages[page.digest] = page if known is None else page._replace(roots=page.roots | known.roots)
             if self._is_whole(page.digest):
                 insort(self._following[page.parent], (page.ids, page.digest))
         return new
@@ -298,6 +298,8 @@ class PrefixCache:
 
 def _num_common(one: bytes, other: bytes) -> int:
     """The number of equal ids at the beginning of both."""
+    if one[:ID_BYTES] != other[:ID_BYTES]:
+        return 0  # nearly always
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
         return size // ID_BYTES

@@ -60,6 +60,7 @@ class Request:
     slot: int = 0  # of the adapter, while the request has a row
     num_cached: int = 0  # prompt tokens found in the prefix cache at the first admission
     page_digests: list[bytes] = field(default_factory=list)  # of its first full pages, a chain
+    digest_before: bytes = b""  # the digest before the first page, once it is needed
     num_remembered: int = 0  # leading full pages already in the prefix cache
     remembers_at: int = 0  # computed tokens with which the next page enters it
     roots: frozenset[bytes] = frozenset()  # digests of the first pages that its blocks were computed from
@@ -131,9 +132,12 @@ class Request:
 
     @property
     def first_digest(self) -> bytes:
-        """The digest before the first page: of salt and adapter."""
-        salt = sha256(self.params.cache_salt.encode()).digest()
-        return salt if self.adapter is None else sha256(salt + b"adapter" + self.adapter.key.encode()).digest()
+        """The digest before the first page: of salt and adapter; computed once."""
+        if not self.digest_before:
+            salt = sha256(self.params.cache_salt.encode()).digest()
+            adapter = self.adapter
+            self.digest_before = salt if adapter is None else page_digest(salt, b"adapter" + adapter.key.encode())
+        return self.digest_before
 
 
 def page_digest(parent: bytes, ids: bytes) -> bytes:

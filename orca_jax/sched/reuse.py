@@ -95,7 +95,7 @@ class PrefixReuse:
         num_full = min(request.num_computed, request.num_tokens) // size
         digests = request.digests(size, num_full)
         for index in range(request.num_remembered, num_full):
-            parent, ids = self._digest_before(request, index), request.ids_from(index * size, size)
+            parent, ids = digests[index - 1] if index else request.first_digest, request.ids_from(index * size, size)
             request.roots = request.roots or frozenset((digests[0],))
             new = self._kv.remember(row, index, Page(digests[index], parent, id_bytes(ids), request.roots))
             if watcher is not None:
