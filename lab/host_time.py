@@ -58,14 +58,18 @@ def _measure(config: EngineConfig, passes: int) -> dict[str, float]:
     """Return the median of each figure over the passes, with the least and the most host time."""
     with build_engine(config) as built:
         ids = random.Random(config.seed)
-        workload = [
-            WorkloadRequest(0.0, tuple(ids.choices(range(built.model_config.vocab_size), k=NUM_INPUT)), NUM_OUTPUT)
-            for _ in range(config.max_num_seqs)
-        ]
-        warm_up(built.engine, workload)
+        vocabulary, number = range(built.model_config.vocab_size), config.max_num_seqs
+
+        def workload() -> list[WorkloadRequest]:
+            """New prompts, so that no pass begins with the pages of an earlier one."""
+            return [
+                WorkloadRequest(0.0, tuple(ids.choices(vocabulary, k=NUM_INPUT)), NUM_OUTPUT) for _ in range(number)
+            ]
+
+        warm_up(built.engine, workload())
         found = []
         for _ in range(passes):
-            done = run_workload(built.engine, workload)
+            done = run_workload(built.engine, workload())
             figures, iterations = summarize(done), done.figures["iterations"]
             parts = {name.replace("_seconds", "_ms"): 1e3 * done.figures[name] / iterations for name in PARTS}
             found.append({**figures, **parts, "iteration_ms": 1e3 * done.wall / iterations})
