@@ -127,18 +127,26 @@ class Budget:
             doubled.append(2 * doubled[-1])
         return (*default_buckets(least)[:-1], *doubled)
 
+    def is_enough(self, platform: str, size: int, seconds: float) -> bool:
+        """Return True if larger launches need no measurement, since this one takes longer than the target."""
+        is_candidate = self._is_measured and size >= self._least(platform)
+        return is_candidate and _SHARE_OF_LAUNCH * 1e3 * seconds > self._target_ms(platform)
+
+    def _target_ms(self, platform: str) -> float:
+        return self.itl_target_ms or _ITL_TARGET_MS.get(platform, _ITL_TARGET_MS_OF_ACCELERATORS)
+
     def tokens(self, platform: str, seconds: Mapping[int, float]) -> int:
         """Return the most tokens of an iteration, and log the choice.
 
         Args:
             platform: the platform of the devices.
-            seconds: measured time of a launch of each size.
+            seconds: measured time of a launch of each size, up to one for which `is_enough`.
         """
         largest = max(seconds)
         if not self._is_measured:
             return min(self.largest(platform), largest)
         least = min(self._least(platform), largest)
-        target = self.itl_target_ms or _ITL_TARGET_MS.get(platform, _ITL_TARGET_MS_OF_ACCELERATORS)
+        target = self._target_ms(platform)
         candidates = {size: 1e3 * taken for size, taken in seconds.items() if size >= least}
         within = [size for size, taken in candidates.items() if _SHARE_OF_LAUNCH * taken <= target]
         budget = max(within, default=min(candidates))

@@ -95,7 +95,10 @@ class _EngineBuild:
         _, pool = build_scheduling(choices, model, max_model_len, resolved.cache, resolved.buckets[-1])
         implementation = explain(placed.config, resolved, placed.mesh)
         host.share(ModelJob(model, resolved, config.load_format, config.seed, config.revision))
-        local = start_executor(placed, resolved, self._times, on_compile, host.meet, has_bars=config.progress)
+        enough = partial(choices.budget.is_enough, placed.platform)
+        local = start_executor(
+            placed, resolved, self._times, on_compile, host.meet, has_bars=config.progress, is_enough=enough
+        )
         executor, launches = host.lead(local), local.launch_seconds
         budget = choices.budget.tokens(placed.platform, launches)
         plain = build_scheduler(choices.batches, resolved.cache.num_blocks, budget)

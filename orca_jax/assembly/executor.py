@@ -128,6 +128,7 @@ def start_executor(
     before_run: Callable[[], None] | None = None,
     *,
     has_bars: bool = False,
+    is_enough: Callable[[int, float], bool] = lambda size, seconds: False,
 ) -> JaxExecutor:
     """Load the weights, and compile the programs meanwhile.
 
@@ -138,6 +139,7 @@ def start_executor(
         on_compile: called between loading and compiling.
         before_run: called before the first program is run, when all are compiled.
         has_bars: draw progress bars.
+        is_enough: see `JaxExecutor`.
 
     Raises:
         CheckpointError: the weights do not fit the configuration.
@@ -150,7 +152,16 @@ def start_executor(
         if on_compile is not None:
             on_compile()
         compiling = progress_bar("Compiling", has_bars)
-        return JaxExecutor(stages, placed.config, config, compiling, ahead=ahead, times=times, before_run=before_run)
+        return JaxExecutor(
+            stages,
+            placed.config,
+            config,
+            compiling,
+            ahead=ahead,
+            times=times,
+            before_run=before_run,
+            is_enough=is_enough,
+        )
 
 
 def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel:

@@ -21,6 +21,7 @@ from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.buckets import Segment, bucket_for, launches
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
+from orca_jax.exec.host import num_processors
 from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import Programs, compile_stages
@@ -67,9 +68,10 @@ class JaxExecutor:
         ahead: the programs for the same model, configuration and mesh, if their compilation began before.
         times: takes the phases of the start and the number of programs.
         before_run: called before the first program is run, when all are compiled.
+        is_enough: true if no bucket larger than this one, whose layers take these seconds, has to be measured.
 
     Attributes:
-        launch_seconds: measured time of a launch of each bucket and its sampler.
+        launch_seconds: measured time of a launch of each bucket and its sampler. Larger buckets may be missing.
         stages: those of this process.
         has_results: True if this process has devices of the last stage.
         adapters: the weights of adapters by key, as plans name them; the owner of the executor adds and removes them.
@@ -86,6 +88,7 @@ class JaxExecutor:
         ahead: CompiledAhead | None = None,
         times: StartTimes | None = None,
         before_run: Callable[[], None] | None = None,
+        is_enough: Callable[[int, float], bool] = lambda size, seconds: False,
     ) -> None:
         times = times or StartTimes()
         self.config = config
@@ -118,9 +121,9 @@ class JaxExecutor:
         if before_run is not None:
             before_run()
         with times.phase("warm_up"):
-            measured = self._warm_up()
+            measured = self._warm_up(is_enough)
         self.launch_seconds = measured.usual()
-        self._longest_seconds = measured.longest(context_factor(model, config.max_model_len))
+        self._longest_seconds = measured.longest(config.buckets, context_factor(model, config.max_model_len))
         self._idle.rest()
         if self._shapes.platform == "cpu":
             give_back(jax.tree.leaves([stage.state.caches for stage in self.stages]))
@@ -289,37 +292,56 @@ class JaxExecutor:
         self.stats.idle_seconds = self._idle.seconds
         return drawn
 
-    def _warm_up(self) -> LaunchTimes:
-        """Run each program without requests, to get lazy start-up work done and to measure it."""
-        shapes, times = self._shapes, LaunchTimes()
-        for bucket in reversed(self.config.buckets):
-            vector = probe(shapes.layouts[bucket], self.config)
-            repeats = 2 if bucket == self.config.buckets[-1] else 1  # the first run of all takes memory for its pages
-            run = partial(self._run_layers, bucket, vector)
+    def _warm_up(self, is_enough: Callable[[int, float], bool]) -> LaunchTimes:
+        """Run programs without requests, to get lazy start-up work done and to measure them.
+
+        A CPU has no such work, so times of an earlier start replace the runs of all sizes but the smallest. Processes
+        that share a model run all: each of them has to run the same.
+        """
+        shapes, config, times = self._shapes, self.config, LaunchTimes()
+        may_skip = shapes.platform == "cpu" and shapes.is_local
+        name = f"times-{num_processors()}"
+        known = LaunchTimes.from_bytes(shapes.store.read(name)) if may_skip else None
+        ran = list[int]()
+        for bucket in config.buckets:
+            run = partial(self._run_layers, bucket, probe(shapes.layouts[bucket], config))
+            repeats = 2 if bucket <= config.num_rows else 1  # the first run of more rows takes memory for their pages
             launch = Launch.of_nothing(times.measure_layers(bucket, run, repeats))
-        for bucket, layout in shapes.adapted_layouts.items():
-            self._run_layers(bucket, probe(layout, self.config), True)
-        if self.config.copies_blocks:
+            ran.append(bucket)
+            if may_skip and is_enough(bucket, times.of_layers(bucket)):
+                break
+            if known is not None and known.agrees(times):
+                break
+        is_known = known is not None and known.agrees(times)
+        for bucket in ran if shapes.adapted_layouts else ():
+            self._run_layers(bucket, probe(shapes.adapted_layouts[bucket], config), True)
+        if config.copies_blocks:
             for stage in self.stages:
-                stage.copy_blocks([BlockCopy(group, 0, 0) for group in range(len(self.config.cache.groups))])
-        if self.config.lora is not None:
-            blank = zero_values(self._model, self.config.lora, self.config.dtype)
-            self._write_adapter(0, blank)
-        if not self.has_results:
-            return times
-        for width in shapes.widths:
+                stage.copy_blocks([BlockCopy(group, 0, 0) for group in range(len(config.cache.groups))])
+        if config.lora is not None:
+            self._write_adapter(0, zero_values(self._model, config.lora, config.dtype))
+        if self.has_results:
+            self._measure_samplers(times, launch, 1 if is_known else None)
+        if known is not None and is_known:
+            return known
+        shapes.store.write(name, times.to_bytes())
+        return times
+
+    def _measure_samplers(self, times: LaunchTimes, launch: Launch, most: int | None) -> None:
+        """Run the samplers of all widths, or of the `most` smallest ones, without draws."""
+        shapes = self._shapes
+        for width in shapes.widths[:most]:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             view = shapes.draws_layouts[width].views(draws)
             for kind in shapes.kinds:
                 view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
                 run_plain = partial(self._run_sampler, width, launch.hidden, draws, None, None)
                 times.measure_sampler(run_plain, is_plain=True)
-        for width in shapes.full_widths:
+        for width in shapes.full_widths[:most]:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
             run_full = partial(self._run_sampler, width, launch.hidden, draws, extras, None)
             times.measure_sampler(run_full, is_plain=False)
-        return times
 
     def _count_compiles(self) -> None:
         late = self._counter.count - self._num_before

@@ -1,11 +1,14 @@
 """The time that launches should take, measured at start: for the limit for a hung engine, and for the token budget."""
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
 from orca_jax.config import ModelConfig
+
+_BUSY = 1.25  # a launch that took so many times as long was measured while other programs ran
 
 
 class LaunchTimes:
@@ -14,6 +17,29 @@ class LaunchTimes:
     def __init__(self) -> None:
         self._of_bucket: dict[int, float] = {}
         self._of_plain = self._of_slowest = 0.0  # samplers
+
+    @classmethod
+    def from_bytes(cls, content: bytes | None) -> "LaunchTimes | None":
+        """The times that an earlier start measured; None if there are none."""
+        if content is None:
+            return None
+        times, found = cls(), json.loads(content)
+        times._of_bucket = {int(bucket): seconds for bucket, seconds in found["layers"].items()}
+        times._of_plain, times._of_slowest = found["samplers"]
+        return times
+
+    def to_bytes(self) -> bytes:
+        """The times, for `from_bytes`."""
+        return json.dumps({"layers": self._of_bucket, "samplers": [self._of_plain, self._of_slowest]}).encode()
+
+    def agrees(self, others: "LaunchTimes") -> bool:
+        """True if these times are no longer than `others`, apart from noise, in the launches that both have."""
+        both = self._of_bucket.keys() & others._of_bucket.keys()
+        return bool(both) and all(self._of_bucket[each] <= _BUSY * others._of_bucket[each] for each in both)
+
+    def of_layers(self, bucket: int) -> float:
+        """The measured seconds of the layers of a bucket."""
+        return self._of_bucket[bucket]
 
     def measure_layers[T](self, bucket: int, run: Callable[[], T], repeats: int) -> T:
         """Run the layers of a bucket and wait for the result. The shortest time counts.
@@ -37,15 +63,19 @@ class LaunchTimes:
             self._of_plain = max(self._of_plain, taken)
 
     def usual(self) -> dict[int, float]:
-        """The expected seconds of a launch of each bucket with a plain sampler."""
+        """The expected seconds of a launch of each measured bucket with a plain sampler."""
         return {bucket: seconds + self._of_plain for bucket, seconds in self._of_bucket.items()}
 
-    def longest(self, context: float) -> dict[int, float]:
+    def longest(self, buckets: Sequence[int], context: float) -> dict[int, float]:
         """The expected seconds of a launch of each bucket with the slowest sampler.
 
-        `context` multiplies the times of the layers, since attention over long contexts takes longer.
+        `context` multiplies the times of the layers, since attention over long contexts takes longer. A bucket beyond
+        the measured ones takes as long for each of its tokens as the largest of these.
         """
-        return {bucket: seconds * context + self._of_slowest for bucket, seconds in self._of_bucket.items()}
+        largest = max(self._of_bucket)
+        each = self._of_bucket[largest] / largest
+        layers = {bucket: self._of_bucket.get(bucket, bucket * each) for bucket in buckets}
+        return {bucket: seconds * context + self._of_slowest for bucket, seconds in layers.items()}
 
 
 def context_factor(model: ModelConfig, max_model_len: int) -> float:

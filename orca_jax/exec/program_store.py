@@ -8,6 +8,7 @@ compiled as before.
 A stored program is machine code within a pickle, so its file must be whole and this user's (`cache_files.py`).
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -75,6 +76,20 @@ class ProgramStore:
             write_file(self._path(self._folder, name), data)
         except Exception as error:
             logger.debug("the program %s is not stored: %s", name, _first_line(error))
+
+    def read(self, name: str) -> bytes | None:
+        """What `write` kept beside the programs, or None."""
+        try:
+            return None if self._folder is None else read_file(self._path(self._folder, name))
+        except (OSError, ValueError):  # absent or damaged
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Keep a measurement of the programs. Without effect if the directory cannot be written."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                write_file(self._path(self._folder, name), content)
 
     def _path(self, folder: Path, name: str) -> Path:
         return folder / f"{name}-{self._key}"

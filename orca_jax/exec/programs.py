@@ -6,7 +6,7 @@ stage has a program of its layers, and the last one has the samplers.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
@@ -19,7 +19,7 @@ from orca_jax.cache_spec import LayerGroup, of_stage
 from orca_jax.config import ExecutorConfig
 from orca_jax.exec.buckets import sampler_width, sampler_widths
 from orca_jax.exec.cache import allocate_caches, allocate_zeros, caches_shape, caches_spec
-from orca_jax.exec.compile import compile_all, compiler_options
+from orca_jax.exec.compile import Options, compile_all, compiler_options
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.program_store import ProgramStore, name_suffix
@@ -138,22 +138,38 @@ class Programs:
         return len(self.lowerings())
 
     @property
+    def is_local(self) -> bool:
+        """True if this process has the whole model."""
+        own = self._mesh.devices.flat[0].client.process_index()
+        return self._config.pipeline_parallel_size == 1 and all(
+            device.process_index == own for device in self._mesh.devices.flat
+        )
+
+    @property
     def platform(self) -> str:
         """The platform of the devices."""
         return str(self._mesh.devices.flat[0].platform)
 
     def compile(self, progress: Progress, times: StartTimes) -> dict[ProgramName, jax.stages.Compiled]:
         """Load every program from disk, or compile it."""
-        device, config = self._mesh.devices.flat[0], self._config
-        options = compiler_options(device.platform, device.device_kind)
+        return compile_all(self.lowerings(), self._options, self.store, progress, times)
+
+    @property
+    def _options(self) -> Options:
+        device = self._mesh.devices.flat[0]
+        return compiler_options(device.platform, device.device_kind)
+
+    @cached_property
+    def store(self) -> ProgramStore:
+        """The programs on disk, with their measured times."""
+        config, options = self._config, self._options
         # Neither the directory nor the reaction to late compiles changes a program.
         shapes = replace(config, compile_cache=None, strict_compile=False)
         weights = [(each.shape, each.dtype) for each in self.weights]
         facts = self._model, self.span, shapes, self._is_switched, weights, self.widths, sorted(options.items())
         # A user's code may depend on anything, so only JAX's cache has its programs: it goes by the lowered code.
         directory = config.compile_cache if self._model.decoder is None else None
-        store = ProgramStore(directory, self._mesh, facts)
-        return compile_all(self.lowerings(), options, store, progress, times)
+        return ProgramStore(directory, self._mesh, facts)
 
     def lowerings(self) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
         """The functions to trace and lower each program, those that take longest to compile first."""

@@ -109,6 +109,13 @@ def test_the_measured_budget_is_logged(caplog: pytest.LogCaptureFixture) -> None
     assert "token budget 256: launches of 128, 256 tokens take 100, 200 ms, and 300 ms" in caplog.text
 
 
+def test_larger_launches_than_the_first_beyond_the_target_are_not_measured() -> None:
+    budget, cases = Budget(None, 64, itl_target_ms=300.0), ((64, 1.0), (128, 0.3), (128, 0.4), (256, 0.4))
+    found = [budget.is_enough("cpu", size, seconds) for size, seconds in cases]
+    assert found == [False, False, True, True], "128 is the smallest default, and a launch has 85 % of the target"
+    assert not Budget(512, 64).is_enough("cpu", 512, 9.0), "a wanted size is measured"
+
+
 def test_few_launches_are_candidates_on_a_cpu() -> None:
     """Each is compiled. Other schedulers have finer ones."""
     assert [size for size in Budget(None, 64).sizes("cpu") if size >= 128] == [128, 256, 512]

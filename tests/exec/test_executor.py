@@ -3,6 +3,7 @@
 import functools
 import re
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,12 @@ from jax.sharding import Mesh
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError, ConfigError
+from orca_jax.exec import expected
 from orca_jax.exec.cache import page_bytes, size_cache
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.expected import context_factor
+from orca_jax.exec.program_store import ProgramStore
 from orca_jax.exec.sampling.programs import plain_kinds
 from orca_jax.exec.stage import StageModel
 from orca_jax.model.load import random_decoder, tensor_mesh
@@ -238,6 +241,46 @@ def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache:
     assert lenient.stats.compiles_while_serving >= 1
     with pytest.raises(CompileWhileServingError, match="compiled after start"):
         generate(strict, PROMPT, 1)
+
+
+@few
+@pytest.mark.parametrize(("busy", "again"), [(float("inf"), [4, 4]), (0.0, [4, 4, 8])])
+def test_a_later_start_runs_the_smallest_size(
+    busy: float, again: list[int], program_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs all sizes again if the stored times are longer than those of now."""
+    ran, run, kept = list[int](), JaxExecutor._run_layers, dict[str, bytes]()
+
+    def noting(executor: JaxExecutor, bucket: int, *args: Any) -> jax.Array:
+        ran.append(bucket)
+        return run(executor, bucket, *args)
+
+    monkeypatch.setattr(JaxExecutor, "_run_layers", noting)
+    monkeypatch.setattr(expected, "_BUSY", busy)
+    monkeypatch.setattr(ProgramStore, "read", lambda store, name: kept.get(name))
+    monkeypatch.setattr(ProgramStore, "write", lambda store, name, content: kept.update({name: content}))
+    first = make_executor(program_cache)
+    assert ran == [4, 4, 8], "runs of few rows are short, so there are two"
+    ran.clear()
+    second = make_executor(program_cache)
+    assert ran == again and second.launch_seconds.keys() == {4, 8}
+    if busy:
+        assert second.launch_seconds == first.launch_seconds and second.stats.compiles == first.stats.compiles
+    assert generate(second, PROMPT, 2) == generate(first, PROMPT, 2)
+    first.close()
+    second.close()
+
+
+@few
+def test_sizes_beyond_the_target_are_not_measured(program_cache: str) -> None:
+    decoder, mesh = decoder_on(1)
+    cache = CacheConfig(one_group(MODEL.layer_caches), (NUM_PAGES,), 8, "float32")
+    config = ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, "xla", None)
+    executor = JaxExecutor([StageModel(decoder, mesh)], MODEL, config, is_enough=lambda size, seconds: seconds > 0)
+    assert executor.launch_seconds.keys() == {4} and executor._longest_seconds.keys() == {4, 8}
+    assert executor._longest_seconds[8] > executor._longest_seconds[4]
+    assert executor.stages[0].programs.keys() >= {("layers", 4), ("layers", 8)}, "all sizes exist"
+    executor.close()
 
 
 def test_close_frees_the_cache(program_cache: str) -> None:

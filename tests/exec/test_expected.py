@@ -48,4 +48,8 @@ def test_the_shortest_time_of_a_launch_counts(monkeypatch: pytest.MonkeyPatch) -
     assert times.measure_layers(8, lambda: 7, 2) == 7
     times.measure_sampler(lambda: 0, is_plain=True)
     times.measure_sampler(lambda: 0, is_plain=False)
-    assert times.usual() == {8: 1.5} and times.longest(2.0) == {8: 4.0}
+    assert times.usual() == {8: 1.5} and times.longest((8,), 2.0) == {8: 4.0}
+    assert times.longest((8, 32), 2.0) == {8: 4.0, 32: 10.0}, "four times the tokens, and one sampler"
+    kept = LaunchTimes.from_bytes(times.to_bytes())
+    assert kept is not None and kept.usual() == times.usual() and kept.longest((8,), 2.0) == {8: 4.0}
+    assert LaunchTimes.from_bytes(None) is None

@@ -75,6 +75,19 @@ def test_the_digest_depends_on_every_source_file(tmp_path: Path) -> None:
     assert len({first, second, third, digest_of(tmp_path)}) == 4
 
 
+def test_measurements_are_kept_beside_the_programs(tmp_path: Path, mesh: Mesh) -> None:
+    store = ProgramStore(str(tmp_path), mesh, "facts")
+    assert store.read("times") is None
+    store.write("times", b"some")
+    assert store.read("times") == b"some" and ProgramStore(str(tmp_path), mesh, "others").read("times") is None
+    (file,) = stored(tmp_path)
+    file.write_bytes(b"damaged")
+    assert store.read("times") is None
+    nowhere = ProgramStore(None, mesh, "facts")
+    nowhere.write("times", b"some")
+    assert nowhere.read("times") is None
+
+
 def test_a_damaged_file_is_compiled_again(tmp_path: Path, mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
     store = ProgramStore(str(tmp_path), mesh, "facts")
     store.save("double-1", compiled(2))
