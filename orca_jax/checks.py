@@ -7,11 +7,14 @@ import dataclasses
 import difflib
 import errno
 import functools
+import importlib
+import importlib.util
 import json
 import operator
 import os
 import re
 import stat
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -264,3 +267,63 @@ def _described(hint: Any) -> str:
         return f"a list, each item {_WORDS[get_args(part)[0]]}"
     words = _WORDS.get(part, f"of type {getattr(part, '__name__', part)}")
     return f"{words} or None" if type(None) in _parts(hint) else words
+
+
+@functools.cache
+def load_class(name: str, setting: str) -> type[Any]:
+    """Return the class of a name; its module is imported.
+
+    Args:
+        name: MODULE:CLASS or FILE.py:CLASS.
+        setting: named by errors.
+
+    Raises:
+        ConfigError: there is no such module or class, or the import fails.
+    """
+    place, _, path = name.rpartition(":")
+    if not place or not path:
+        raise ConfigError(f"{setting} must be MODULE:CLASS or FILE.py:CLASS, got {name!r}", param=setting)
+    module = _module_of_file(Path(place), setting) if place.endswith(".py") else _module(place, setting)
+    try:
+        found: Any = functools.reduce(getattr, path.split("."), module)
+    except AttributeError:
+        raise _not_loaded(setting, f"{place} has no class {path} at its top") from None
+    if not isinstance(found, type):
+        raise _not_loaded(setting, f"{name} is not a class")
+    return found
+
+
+def first_line(error: Exception) -> str:
+    """Return the kind and the first line of an exception."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def _module(name: str, setting: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            problem = f"there is no module {name}; start in its folder, or give FILE.py:CLASS"
+            raise _not_loaded(setting, problem) from None
+        raise _not_loaded(setting, f"{name} cannot be imported: {first_line(error)}") from error
+    except Exception as error:
+        raise _not_loaded(setting, f"{name} cannot be imported: {first_line(error)}") from error
+
+
+def _module_of_file(path: Path, setting: str) -> types.ModuleType:
+    name = f"orca_jax_{setting}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise _not_loaded(setting, f"{path} is not a file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _not_loaded(setting, f"{path} cannot be imported: {first_line(error)}") from error
+    return module
+
+
+def _not_loaded(setting: str, problem: str) -> ConfigError:
+    return ConfigError(f"{setting}: {problem}", param=setting)

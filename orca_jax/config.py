@@ -297,8 +297,10 @@ class EngineConfig:
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 64  # the paper's max_bs
-    scheduler: SchedulerName = "chunked"
-    scheduling_policy: OrderingName = "fcfs"  # chunked: order of the waiting requests
+    max_num_rows: int | None = None  # a policy from outside: requests with pages; None: as many as in iterations
+    scheduler: str = "chunked"  # a SchedulerName, or MODULE:CLASS or FILE.py:CLASS of a `policy.Policy`
+    scheduler_options: str | None = None  # for such a class: a mapping, or JSON of it
+    scheduling_policy: str = "fcfs"  # chunked: an OrderingName, or the class of a `policy.Order`
     length_predictor: str | None = None  # bound (None), quantiles, demo, or the directory of a ranker
     overlap: bool | None = None  # chunked (None: yes): select the next iteration while one runs
     check_in_interval: int = 1  # chunked: iterations submitted ahead of the host, which reads their results together
@@ -329,6 +331,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
+        options: object = self.scheduler_options
+        if isinstance(options, Mapping):
+            object.__setattr__(self, "scheduler_options", json.dumps(options))
         check_values(self)
 
     @property

@@ -21,6 +21,8 @@ HOST_PARTS = ("schedule", "update", "pack", "dispatch", "wait")
 """Parts of an iteration on the host; `totals` has the time of each under this name and `_seconds`."""
 ACCEPTED_PER_POS = "spec_decode_accepted_per_pos"
 """`totals` has the number of accepted tokens at each place of the proposals under this name, `_` and the place."""
+IDLE_SECONDS = 0.01
+"""The longest sleep between two selections; an arrival waits for its end."""
 _STATE = frozenset(
     {
         "waiting",
@@ -64,6 +66,8 @@ class EngineStats:
     spec_decode_draft_tokens: int = 0
     spec_decode_accepted_tokens: int = 0
     spec_decode_accepted_per_pos: tuple[int, ...] = ()  # the accepted ones by their place in the proposal
+    overruled_decisions: int = 0  # of a policy from outside, for the sake of progress
+    slow_decisions: int = 0  # of a policy from outside
     late_grammars: int = 0  # given up, since compiling took too long
     late_adapters: int = 0  # given up, since reading took too long
     group_blocks: tuple[int, ...] = ()  # of rows in each group of layers; a shared block counts for each row
@@ -110,6 +114,7 @@ class Engine:
         pool: the requests and, as `pool.kv`, the memory; only the engine changes it.
         seed: seeds the random seeds of requests without one.
         clock: seconds, monotonic; the unit of all times in updates.
+        sleep: waits for seconds of the clock, when a scheduler lets all requests wait.
         observer: receives every event.
         weights: the weights of adapters by key, as the executor reads them; None for no adapters.
         check_in_interval: results to read together when no further iteration may be in flight, below `n_workers` of
@@ -124,6 +129,7 @@ class Engine:
         *,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         observer: Observer | None = None,
         weights: MutableMapping[str, Any] | None = None,
         check_in_interval: int = 1,
@@ -134,11 +140,13 @@ class Engine:
         self.observer = observer or Observer()
         self.check_in_interval = check_in_interval
         self._clock = clock
+        self._sleep = sleep
         self._weights = {} if weights is None else weights
         self._seeds = random.Random(seed)
         self.weight_version = 0  # that of the weights at the start
         self._in_flight: deque[InFlight] = deque()
         self._iterations = self._scheduled_requests = self._scheduled_tokens = 0
+        self._overruled_decisions = self._slow_decisions = 0
         self._schedule_seconds = self._update_seconds = self._wait_seconds = 0.0
 
     def add(
@@ -257,14 +265,19 @@ class Engine:
         """The next iteration, or None if no request can run."""
         start = time.perf_counter()
         self.observer.selecting()
+        self.pool.now = self._clock()
         selection = self.scheduler.select(self.pool, self.pool.kv)
+        self._overruled_decisions += selection.is_overruled
+        self._slow_decisions += selection.is_slow
         for request in selection.preempted:
             self.pool.preempt(request)
             self.observer.preempted(request)
         if not selection.choices:
+            if selection.wake_after is not None and not self._in_flight:
+                self._sleep(min(selection.wake_after, IDLE_SECONDS))
             return None
         number = self._iterations + len(self._in_flight)
-        plan = make_plan(number, selection, self.pool, self._clock())
+        plan = make_plan(number, selection, self.pool, self.pool.now)
         self._scheduled_requests += len(plan.members)
         self._scheduled_tokens += sum([choice.num_tokens for choice in selection.choices])
         self._schedule_seconds += time.perf_counter() - start
@@ -341,6 +354,8 @@ class Engine:
             state_blocks=() if kv.states is None else kv.states.by_use(),
             running_loras=tuple(adapters.running) if adapters.num_slots else (),
             waiting_loras=tuple(adapters.waiting) if adapters.num_slots else (),
+            overruled_decisions=self._overruled_decisions,
+            slow_decisions=self._slow_decisions,
             spec_decode_drafts=drafts.num_drafts,
             spec_decode_draft_tokens=drafts.num_draft_tokens,
             spec_decode_accepted_tokens=drafts.num_accepted_tokens,

@@ -30,6 +30,7 @@ from orca_jax.sim.toy import TOY_MODEL
 MODEL = str(Path(__file__).parent / "fixtures" / "reference" / "gpt2-12-heads")
 CHUNKED: dict[str, Any] = {"scheduler": "chunked"}
 ORCA: dict[str, Any] = {"scheduler": "orca"}
+POLICY = "tests.policy.turns:Turns"
 BASELINE: dict[str, Any] = {"scheduler": "request_level"}
 SHORTEST: dict[str, Any] = {"scheduling_policy": "shortest"}
 LORA: dict[str, Any] = {"enable_lora": True}
@@ -50,6 +51,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"length_predictor": "bound"}, "length_predictor", "no effect"),
     ({"length_predictor": "demo", "scheduling_policy": "fair"}, "length_predictor", "scheduling_policy fair"),
     ({**ORCA, "length_predictor": "quantiles"}, "length_predictor", "no effect"),
+    ({"max_num_rows": 100}, "max_num_rows", "never pauses a request"),
+    ({"scheduler": POLICY, "max_num_rows": 63}, "max_num_rows", "at least max_num_seqs for each stage"),
+    ({"scheduler_options": "{}"}, "scheduler_options", "no effect with scheduler chunked"),
     ({**ORCA, **SHORTEST}, "scheduling_policy", "needs scheduler chunked"),
     ({**BASELINE, "scheduling_policy": "priority"}, "scheduling_policy", "needs scheduler chunked"),
     ({"n_workers": 2}, "n_workers", "needs pipeline_parallel_size above 1, or scheduler orca or request_level"),
@@ -99,7 +103,9 @@ HONOURED: dict[str, dict[str, Any]] = {
     "seed": {"seed": 7},
     "max_model_len": {"max_model_len": 32},
     "max_num_seqs": {"max_num_seqs": 3000},
+    "max_num_rows": {"scheduler": POLICY, "max_num_rows": 4000},
     "scheduler": ORCA,
+    "scheduler_options": {"scheduler": POLICY, "scheduler_options": "{}"},
     "scheduling_policy": {"scheduling_policy": "fair"},
     "length_predictor": {**SHORTEST, "length_predictor": "quantiles"},
     "overlap": {"overlap": True},

@@ -14,6 +14,7 @@ from orca_jax.assembly.support import Facts, check_support
 from orca_jax.cache_spec import LayerGroup
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.engine import Engine
+from orca_jax.policy.kinds import OUTSIDE, label_of
 from orca_jax.sched.drafts.model import ModelProposer
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
@@ -86,6 +87,8 @@ def timeline_header(
 ) -> TimelineHeader:
     """Return the first line of a timeline: the settings, and what they came to."""
     offset = time.time() - time.monotonic()
+    labels: dict[str, Any] = {name: label_of(getattr(config, name), name) for name in OUTSIDE}
+    config = replace(config, **labels)
     return TimelineHeader(TIMELINE_VERSION, config, cache, max_model_len, budget, buckets, offset)
 
 

@@ -15,6 +15,7 @@ from orca_jax.config import (
     LoraConfig,
 )
 from orca_jax.errors import ConfigError
+from orca_jax.policy.kinds import is_outside, known_or_outside, order_kind, policy_kind
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
@@ -25,12 +26,12 @@ from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.orderings.shortest import ShortestFirst
 from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
-from orca_jax.sched.scheduler import KnownScheduler, Traits
+from orca_jax.sched.scheduler import SchedulerKind, Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 
 logger = logging.getLogger(__name__)
 
-SCHEDULERS: Mapping[str, type[KnownScheduler]] = {
+SCHEDULERS: Mapping[str, SchedulerKind] = {
     "orca": OrcaScheduler,
     "request_level": RequestLevelScheduler,
     "chunked": ChunkedScheduler,
@@ -63,7 +64,7 @@ _SHARE_OF_LAUNCH = 0.85
 _AT_LEAST_ONE = (
     "max_num_seqs", "n_workers", "max_model_len", "n_slots", "tensor_parallel_size", "pipeline_parallel_size",
     "page_size", "num_pages", "max_num_batched_tokens", "max_loras", "max_lora_rank", "max_cpu_loras",
-    "check_in_interval",
+    "check_in_interval", "max_num_rows",
 )  # fmt: skip
 
 
@@ -71,12 +72,13 @@ _AT_LEAST_ONE = (
 class Batches:
     """The selection of requests for iterations."""
 
-    kind: type[KnownScheduler]
+    kind: SchedulerKind
     ordering: type[Ordering]
     max_bs: int  # requests of an iteration
     n_workers: int  # batches that take turns: by default one for each pipeline stage
     num_stages: int  # batches of a pipeline: more of them than stages count as stages; 1 without a pipeline
     num_ahead: int  # iterations submitted before the results of an earlier one are read; 0 without overlap
+    num_rows: int = 0  # requests with a row, for a policy from outside; 0: those of the iterations
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Choices:
 
 def choices_of(config: EngineConfig) -> Choices:
     """Return the choices of settings, which need not be checked."""
-    kind, ordering = SCHEDULERS[config.scheduler], ORDERINGS[config.scheduling_policy]
+    kind, ordering = _kinds(config.scheduler, config.scheduler_options, config.scheduling_policy)
     traits, is_for_toy, stages = kind.traits, is_toy(config.model), config.pipeline_parallel_size
     n_workers, speculative = config.n_workers or stages, config.speculative_config
     # A pipeline has iterations of other requests in flight instead.
@@ -238,9 +240,10 @@ def choices_of(config: EngineConfig) -> Choices:
             # The token of a request is always known when it is selected again.
             num_stages=n_workers if stages > 1 else 1,
             num_ahead=config.check_in_interval if overlaps else 0,
+            num_rows=config.max_num_rows or 0,
         ),
         requests=Requests(
-            config.max_num_seqs * n_workers,
+            config.max_num_rows or config.max_num_seqs * n_workers,
             config.n_slots,
             reuses_prefixes=traits.shares_prefixes and config.enable_prefix_caching is not False,
             predictor=config.length_predictor or "bound",
@@ -270,6 +273,18 @@ def choices_of(config: EngineConfig) -> Choices:
         ),
         lora=LoraConfig(num_loras, config.max_lora_rank or MAX_LORA_RANK) if num_loras else None,
     )
+
+
+def _kinds(scheduler: str, options: str | None, policy: str) -> tuple[SchedulerKind, type[Ordering]]:
+    """The kind of scheduler, and its ordering; an order from outside comes with a scheduler."""
+
+    def outside(name: str) -> SchedulerKind:
+        return policy_kind(name, options)
+
+    kind = known_or_outside(scheduler, "scheduler", SCHEDULERS, outside)
+    if kind is ChunkedScheduler and is_outside(policy):
+        return order_kind(policy), FirstComeFirstServed
+    return kind, known_or_outside(policy, "scheduling_policy", ORDERINGS, lambda _: FirstComeFirstServed)
 
 
 def check_numbers(config: EngineConfig) -> None:

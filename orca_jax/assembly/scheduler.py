@@ -9,6 +9,7 @@ from orca_jax.assembly.support import check_budget
 from orca_jax.bundled import ranker_directory
 from orca_jax.config import CacheConfig, ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.policy.kinds import is_outside, predictor_kind
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.blocks import count_of, most_slots
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -69,6 +70,8 @@ def build_scheduling(
 def _predictor(name: str, vocab_size: int) -> Predictor:
     if name in PREDICTORS:
         return PREDICTORS[name]()
+    if is_outside(name):
+        return predictor_kind(name)
     directory = ranker_directory(name)
     from orca_jax.ranker.storage import load_scorer
 
@@ -92,6 +95,7 @@ def build_scheduler(batches: Batches, num_blocks: Sequence[int], budget: int) ->
         num_ahead=batches.num_ahead,
         watermark=count_of([int(WATERMARK * number) for number in num_blocks]),
         num_stages=batches.num_stages,
+        num_rows=batches.num_rows,
     )
     return batches.kind.from_settings(settings)
 

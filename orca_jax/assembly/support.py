@@ -11,6 +11,7 @@ from orca_jax.checks import did_you_mean
 from orca_jax.config import PAGED_MIXERS, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.hub import is_hub_name
+from orca_jax.policy.kinds import PolicyKind, is_outside
 from orca_jax.sched.scheduler import Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 
@@ -170,6 +171,12 @@ NEEDS: tuple[Need, ...] = (
     Need("load_format", ("auto", "safetensors", "dummy"), lambda f: not is_hub_name(f.config.model),
          "load_format orbax needs a directory: models of the Hub are loaded from safetensors; leave it out"),
     _of_schedulers("scheduling_policy", ("fcfs",), lambda traits: traits.has_orderings, "has one order, by arrival"),
+    Need("scheduler_options", (None,), lambda f: is_outside(f.config.scheduler),
+         "scheduler_options has no effect with scheduler {f.config.scheduler}; give --scheduler FILE.py:CLASS"),
+    Need("max_num_rows", (None,), lambda f: isinstance(f.chosen.batches.kind, PolicyKind),
+         "max_num_rows has no effect with scheduler {f.config.scheduler}, which never pauses a request; leave it out"),
+    Need("max_num_rows", (None,), lambda f: f.chosen.requests.num_rows >= f.config.max_num_seqs * f.stages,
+         "max_num_rows must be at least max_num_seqs for each stage, got {f.config.max_num_rows}"),
     Need("n_workers", (None, 1), lambda f: f.chosen.traits.has_workers or f.config.pipeline_parallel_size > 1,
          f"n_workers needs pipeline_parallel_size above 1, or scheduler {_able(lambda traits: traits.has_workers)}: "
          "{f.config.scheduler} decides itself about its iterations in flight on one stage; leave it out"),
@@ -192,7 +199,8 @@ NEEDS: tuple[Need, ...] = (
     Need("decoder", (None,), lambda f: f.config.pipeline_parallel_size == 1,
          "decoder needs pipeline_parallel_size 1, not {f.config.pipeline_parallel_size}: a decoder of your own has "
          "all layers in one stage; leave pipeline_parallel_size out, or share each layer by tensor_parallel_size"),
-    Need("length_predictor", (None,), lambda f: f.chosen.batches.ordering.reads_predictions,
+    Need("length_predictor", (None,),
+         lambda f: f.chosen.batches.ordering.reads_predictions or isinstance(f.chosen.batches.kind, PolicyKind),
          "length_predictor has no effect with scheduling_policy {f.config.scheduling_policy}, which reads no "
          "predictions; leave it out, or give scheduling_policy shortest"),
     Need("decoder", (None,), lambda f: not is_gguf(f.config.model),

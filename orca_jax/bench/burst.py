@@ -15,7 +15,7 @@ from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.support import adapted
 from orca_jax.bench.measure import reschedule, run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
-from orca_jax.config import EngineConfig, SchedulerName
+from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table
@@ -78,9 +78,7 @@ def mixed_burst(
     return [WorkloadRequest(0.0, tuple(draw.choices(range(vocab_size), k=size)), output) for size, output in lengths]
 
 
-def run_burst(
-    config: EngineConfig, burst: Sequence[WorkloadRequest], schedulers: Sequence[SchedulerName]
-) -> dict[SchedulerName, Timeline]:
+def run_burst(config: EngineConfig, burst: Sequence[WorkloadRequest], schedulers: Sequence[str]) -> dict[str, Timeline]:
     """Record a burst under each scheduler in turn, on one executor. End tokens are ignored.
 
     Raises:

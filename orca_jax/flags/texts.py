@@ -41,12 +41,14 @@ METAVARS: Mapping[str, str] = {
     "decoder": "CLASS",
     "host": "ADDRESS",
     "master_addr": "ADDRESS",
+    "scheduler": "NAME",
+    "scheduler_options": "JSON",
     "speculative_config": "JSON",
     "lora_modules": "NAME=PATH",
     "model": "MODEL",
 }
 """The placeholders that `--help` shows for values; a flag that is not listed has one by its type."""
-JSON_FLAGS = frozenset({"speculative_config"})
+JSON_FLAGS = frozenset({"scheduler_options", "speculative_config"})
 """Flags of JSON objects; a file of `--config` may have mappings for them."""
 
 BRIEF = frozenset(

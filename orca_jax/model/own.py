@@ -3,13 +3,8 @@
 A model directory never names code: only `--decoder` and `LLM(decoder=...)` do.
 """
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
-from functools import cache, reduce
-from pathlib import Path
-from types import ModuleType
+from functools import cache
 from typing import Any
 
 import jax
@@ -17,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from orca_jax.checks import first_line, load_class
 from orca_jax.config import DType, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.layers import Maker, Table
@@ -143,15 +139,8 @@ def own_class(name: str) -> type[OwnDecoder]:
     Raises:
         ConfigError: there is no such module or class, or the import fails.
     """
-    place, _, path = name.rpartition(":")
-    if not place or not path:
-        raise _wrong(f"must be MODULE:CLASS or FILE.py:CLASS, got {name!r}")
-    module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place)
-    try:
-        found: Any = reduce(getattr, path.split("."), module)
-    except AttributeError:
-        raise _wrong(f"{place} has no class {path} at its top") from None
-    if isinstance(found, type) and issubclass(found, OwnDecoder):
+    found = load_class(name, "decoder")
+    if issubclass(found, OwnDecoder):
         return found
     raise _wrong(f"{name} is not a subclass of orca_jax.model.own.OwnDecoder")
 
@@ -168,7 +157,7 @@ def build_own(name: str, config: ModelConfig, dtype: DType, rngs: nnx.Rngs, voca
     except ConfigError:
         raise
     except Exception as error:
-        raise _wrong(f"{name} cannot be made: {_message(error)}") from error
+        raise _wrong(f"{name} cannot be made: {first_line(error)}") from error
     decoder.config, decoder.span = config, whole(config)
     decoder.num_layers, decoder.is_first = config.num_layers, True
     table: Any = decoder.unembedding
@@ -193,35 +182,5 @@ def _check_parameters(name: str, decoder: OwnDecoder) -> None:
             raise _wrong(f"{name}: {path} of shape {list(shape)} has the axes {axes}; each must be one of {known}")
 
 
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise _wrong(f"there is no module {name}; start in its folder, or give FILE.py:CLASS") from None
-        raise _wrong(f"{name} cannot be imported: {_message(error)}") from error
-    except Exception as error:
-        raise _wrong(f"{name} cannot be imported: {_message(error)}") from error
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    name = f"orca_jax_decoder_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise _wrong(f"{path} is not a file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise _wrong(f"{path} cannot be imported: {_message(error)}") from error
-    return module
-
-
-def _message(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
-
-
 def _wrong(problem: str) -> ConfigError:
-    return ConfigError(f"decoder {problem}" if problem.startswith("must") else f"decoder: {problem}", param="decoder")
+    return ConfigError(f"decoder: {problem}", param="decoder")

@@ -87,7 +87,7 @@ class ChunkedScheduler:
         for request in chunks:
             draft.resume(request, request.num_left, running)
         num_rows = min(self.max_bs * self.num_stages - len(pool.running), kv.num_free_rows)
-        admitted = 0 if draft.is_short else self._admit(pool, draft, num_rows)
+        admitted = 0 if draft.is_short else self._admit(pool, draft, num_rows, running)
         num_waiting = len(pool) - len(pool.running) - admitted + len(draft.preempted)
         held = draft.held(num_rows - admitted) if num_waiting else None
         return Selection(draft.choices, draft.preempted, held)
@@ -108,14 +108,12 @@ class ChunkedScheduler:
         num_live = min(len(pool), self.max_bs * self.num_stages)
         return -(-num_live // self.num_stages)
 
-    def _admit(self, pool: RequestPool, draft: "_SelectionBuilder", num_rows: int) -> int:
-        """Choose waiting requests as far as rows, budget and blocks reach; returns their number."""
+    def _admit(self, pool: RequestPool, draft: "_SelectionBuilder", num_rows: int, running: Sequence[Request]) -> int:
+        """Choose waiting requests as far as rows, budget and blocks beside `running` reach; returns their number."""
         if num_rows <= 0 or not draft.budget or len(pool) == len(pool.running):
             return 0
         kv, reuse = draft.kv, pool.reuse
-        to_come = [
-            kv.to_come(request.row, request.num_computed, request.num_tokens) for request in pool.running.values()
-        ]
+        to_come = [kv.to_come(request.row, request.num_computed, request.num_tokens) for request in running]
         spare = draft.free - draft.left - not_below_zero(sum(to_come, kv.no_blocks) - draft.taken)
         admitted, has_slot, prompts = 0, pool.newcomers(), set[bytes]()
         for request in self.ordering.waiting(pool):

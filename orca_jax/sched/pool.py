@@ -66,6 +66,7 @@ class RequestPool:
         self._undelivered: dict[str, Request] = {}  # requests with new ids or an end
         self.num_arrived = 0  # requests ever added
         self.num_plans = 0  # plans ever made: the number of the next one
+        self.now = 0.0  # seconds on the engine's clock, of the selection that is made
         self.num_sets = 0  # of allowed ids ever computed
         self.num_preemptions = 0  # in all; the schedulers of the paper never preempt
         self.num_cache_queries = 0  # prompt tokens of all requests ever admitted

@@ -36,6 +36,9 @@ class Selection(NamedTuple):
     choices: Sequence[Choice]
     preempted: Sequence[Request] = ()
     held: Held | None = None  # None if no request waits, or if the selection is empty
+    is_overruled: bool = False  # a policy from outside decided something else
+    is_slow: bool = False  # it took long
+    wake_after: float | None = None  # seconds until the next selection, if nothing happens before and this one is empty
 
 
 class SchedulerSettings(NamedTuple):
@@ -48,6 +51,8 @@ class SchedulerSettings(NamedTuple):
     num_ahead: int  # iterations submitted before the results that they follow are read
     watermark: BlockCount
     num_stages: int = 1  # of the pipeline; each has its own iteration
+    num_rows: int = 0  # requests with a row; 0: those of the iterations
+    seconds: Callable[[Sequence[tuple[int, int, bool]]], float] = lambda work: 0.0  # expected, of an iteration
 
 
 class Traits(NamedTuple):
@@ -80,7 +85,13 @@ class KnownScheduler(Scheduler, Protocol):
 
     traits: ClassVar[Traits]
 
-    @classmethod
-    def from_settings(cls, settings: SchedulerSettings) -> "KnownScheduler":
+
+class SchedulerKind(Protocol):
+    """Makes schedulers of one kind: a class of this package, or a policy from outside."""
+
+    @property
+    def traits(self) -> Traits: ...
+
+    def from_settings(self, settings: SchedulerSettings) -> KnownScheduler:
         """Make a scheduler. Raises ConfigError for a setting beyond its abilities."""
         ...

@@ -94,9 +94,9 @@ class EngineSeries:
             "cache_queries": Counter("prefix_cache_queries_total", "Prompt tokens of requests that began to run."),
             "cache_hits": Counter("prefix_cache_hits_total", "Prompt tokens found in pages of another request."),
             "compiles": Counter("compiles_total", "Programs compiled by XLA or loaded from its cache."),
-            "compiles_while_serving": Counter(
-                "compiles_while_serving_total", "Programs compiled after the start; more than 0 is a defect."
-            ),
+            "compiles_while_serving": Counter("compiles_while_serving_total", "Programs compiled late: a defect."),
+            "overruled_decisions": Counter("overruled_decisions_total", "Decisions of your policy that were changed."),
+            "slow_decisions": Counter("slow_decisions_total", "Decisions of your policy above 10 ms."),
             "late_grammars": Counter("late_grammars_total", "Calls that failed, since their grammar took over 60 s."),
             "late_adapters": Counter("late_adapters_total", "Calls that failed, since their adapter took over 60 s."),
             "idle_seconds": Counter(

@@ -1,0 +1,169 @@
+"""`RequestView` and `PolicyView` over the engine's own requests."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from orca_jax.policy.protocol import RequestView
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.prefix import NO_HIT, Hit
+from orca_jax.sched.request import Request, State
+
+_SPARE = 64  # jobs that ended while they waited, before they are removed
+
+type MeasuredSeconds = Callable[[Sequence[tuple[int, int, bool]]], float]
+"""Expected seconds of an iteration, given (first position, tokens, is an increment) of each member."""
+
+
+class PolicyRequest:
+    """A `policy.RequestView` over a request."""
+
+    __slots__ = ("_table", "admitted_with", "hit", "last_token", "num_evictions", "predicted_at", "request", "seen")
+
+    def __init__(self, request: Request, table: "JobTable | None" = None) -> None:
+        self.request = request
+        self._table = table
+        self.num_evictions = 0
+        self.admitted_with = 0  # generated tokens at the last admission
+        self.seen = 0  # generated tokens at the last look
+        self.last_token: float | None = None
+        self.predicted_at = 0  # generated tokens at the last prediction
+        self.hit: tuple[int, Hit] = (-1, NO_HIT)  # the number of the selection that it was found in
+
+    def __repr__(self) -> str:
+        return f"job {self.index}"
+
+    @property
+    def index(self) -> int:
+        return self.request.arrival_index
+
+    @property
+    def arrival(self) -> float:
+        return self.request.arrival
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.request.params.max_tokens
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.request.generated_ids)
+
+    @property
+    def num_pending(self) -> int:
+        return self.request.num_pending
+
+    @property
+    def num_computed(self) -> int:
+        return self.request.num_computed
+
+    @property
+    def num_left(self) -> int:
+        return self.request.num_left if self._table is None else self._table.num_left(self)
+
+    @property
+    def num_cached(self) -> int:
+        return 0 if self.is_resident or self._table is None else self._table.hit_of(self).num_tokens
+
+    @property
+    def is_resident(self) -> bool:
+        return self.request.row is not None
+
+    @property
+    def predicted(self) -> float:
+        return self.request.predicted_output
+
+    @property
+    def priority(self) -> int:
+        return self.request.urgency.priority
+
+    @property
+    def tenant(self) -> str:
+        return self.request.urgency.tenant
+
+    @property
+    def deadline(self) -> float | None:
+        return self.request.urgency.deadline
+
+    @property
+    def first_token(self) -> float | None:
+        return self.request.first_token
+
+
+class JobTable:
+    """The jobs of all live requests that were looked at, and the facts of the current selection."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._jobs: dict[int, PolicyRequest] = {}
+        self._pool: RequestPool | None = None
+        self.number = 0  # of the current selection
+        self._last_plan = 0  # tokens drawn in later plans are on their way through the stages
+        self._with_rows: list[PolicyRequest] = []
+        self.residents: list[PolicyRequest] = []  # of these, the ones that have not ended
+
+    def begin(self, pool: RequestPool, now: float) -> list[PolicyRequest]:
+        """Begin a selection; returns the jobs that ended since the last one."""
+        self._pool, self.number, self._last_plan = pool, self.number + 1, pool.num_plans - self._num_stages
+        ended = [job for job in self._with_rows if job.request.state is State.FINISHED]
+        if len(self._jobs) > 2 * len(pool) + _SPARE:
+            ended = [job for job in self._jobs.values() if job.request.state is State.FINISHED]
+        for job in ended:
+            del self._jobs[job.index]
+        self._with_rows = [self.job(request) for request in pool.running.values()]
+        refresh: int | None = getattr(pool.predictor, "refresh", None)  # only predictors from outside have it
+        self.residents = [job for job in self._with_rows if not (job.request.finish_reason or job.request.aborted)]
+        for job in self.residents:
+            if len(job.request.generated_ids) != job.seen:
+                job.seen, job.last_token = len(job.request.generated_ids), now
+                if refresh is not None and job.seen >= job.predicted_at + refresh:
+                    job.predicted_at, job.request.predicted_output = job.seen, pool.predictor.predict(job.request)
+        return ended
+
+    def job(self, request: Request) -> PolicyRequest:
+        """The job of a request, always the same."""
+        found = self._jobs.get(request.arrival_index)
+        if found is None:
+            found = self._jobs[request.arrival_index] = PolicyRequest(request, self)
+        return found
+
+    def waiting(self) -> Iterator[PolicyRequest]:
+        """The jobs without a row that could get one."""
+        assert self._pool is not None, "no selection has begun"
+        return (self.job(request) for request in self._pool if request.is_idle)
+
+    def is_live(self, job: RequestView) -> bool:
+        """True if a job is one of this table, and its request has not left."""
+        if not isinstance(job, PolicyRequest) or self._jobs.get(job.index) is not job:
+            return False
+        return job.request.state is not State.FINISHED
+
+    def hit_of(self, job: PolicyRequest) -> Hit:
+        """The beginning of a waiting job in the prefix cache; looked up once for each selection."""
+        assert self._pool is not None, "no selection has begun"
+        number, hit = job.hit
+        if number != self.number:
+            hit = NO_HIT if self._pool.reuse is None else self._pool.reuse.find(job.request)
+            job.hit = self.number, hit
+        return hit
+
+    def drop_copy(self, job: PolicyRequest, page_size: int) -> None:
+        """Let a waiting job begin with whole pages alone, in this selection."""
+        hit = self.hit_of(job)
+        if hit.sources:
+            job.hit = self.number, hit.without_copy(page_size)
+
+    def num_left(self, job: PolicyRequest) -> int:
+        """Tokens that may be processed in this selection."""
+        request, pool = job.request, self._pool
+        assert pool is not None, "no selection has begun"
+        if request.finish_reason is not None or request.aborted:
+            return 0
+        if request.row is not None:
+            is_drawn = not request.num_pending or request.drawn_in <= self._last_plan
+            return request.num_left if is_drawn else 0
+        if not request.is_idle or (pool.reuse is not None and pool.reuse.awaits_prompt(request, ())):
+            return 0
+        return request.num_tokens - self.hit_of(job).num_tokens

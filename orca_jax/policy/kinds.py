@@ -1,0 +1,148 @@
+"""Schedulers, orders and predictors made of the classes that settings name."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar
+
+from orca_jax.checks import did_you_mean, first_line, load_class
+from orca_jax.errors import ConfigError
+from orca_jax.policy.ordered import Ordered
+from orca_jax.policy.predictor import PolicyPredictor
+from orca_jax.policy.protocol import API, Policy
+from orca_jax.policy.scheduler import PolicyScheduler
+from orca_jax.sched.scheduler import SchedulerSettings, Traits
+
+OUTSIDE = ("scheduler", "scheduling_policy", "length_predictor")
+"""The settings that may name a class from outside."""
+
+
+def is_outside(name: str | None) -> bool:
+    """Return True for the name of a class, MODULE:CLASS or FILE.py:CLASS."""
+    return name is not None and ":" in name
+
+
+def label_of(name: str | None, setting: str) -> str | None:
+    """Return a name for timelines: of a class from outside without its path, with the digest of its file."""
+    if name is None or not is_outside(name):
+        return name
+    kind = load_class(name, setting)
+    file = sys.modules[kind.__module__].__file__
+    digest = sha256(Path(file).read_bytes()).hexdigest() if file else "unknown"
+    return f"{kind.__qualname__} (sha256 {digest})"
+
+
+@dataclass(frozen=True)
+class PolicyKind:
+    """A kind of scheduler whose decisions are those of a class from outside."""
+
+    kind: type[Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_order: bool = False
+
+    traits: ClassVar[Traits] = PolicyScheduler.traits
+
+    @property
+    def name(self) -> str:
+        """The name of the class, for errors and timelines; it has no path."""
+        return self.kind.__qualname__
+
+    def from_settings(self, settings: SchedulerSettings) -> PolicyScheduler:
+        """Make a scheduler with a new policy.
+
+        Raises:
+            ConfigError: the class does not take the options.
+        """
+        if self.is_order:
+            policy: Policy = Ordered(made(self.kind, "scheduling_policy"), settings.watermark)
+        else:
+            policy = made(self.kind, "scheduler", self.options)
+        return PolicyScheduler(
+            policy,
+            self.name,
+            max_bs=settings.max_bs,
+            token_budget=settings.token_budget,
+            num_rows=settings.num_rows or settings.max_bs * settings.num_stages,
+            depth=settings.num_stages + settings.num_ahead,
+            num_stages=settings.num_stages,
+            seconds=settings.seconds,
+        )
+
+
+def policy_kind(name: str, options: str | None) -> PolicyKind:
+    """Return the kind of scheduler of a class.
+
+    Args:
+        name: MODULE:CLASS or FILE.py:CLASS.
+        options: keyword arguments of the class, as JSON of an object.
+
+    Raises:
+        ConfigError: there is no such class, it has another API or lacks a method, or the options are not an object.
+    """
+    kind = checked_class(name, "scheduler", ("decide", "started", "ended"), ("reads", "may_starve"))
+    try:
+        values = json.loads(options or "{}")
+    except ValueError as error:
+        raise ConfigError(f"scheduler_options is not JSON: {error}", param="scheduler_options") from None
+    if not isinstance(values, dict):
+        message = f'scheduler_options must be an object such as {{"quantum": 16}}, got {options}'
+        raise ConfigError(message, param="scheduler_options")
+    return PolicyKind(kind, values)
+
+
+def order_kind(name: str) -> PolicyKind:
+    """Return the kind of scheduler with the order of a class. Raises ConfigError as `policy_kind` does."""
+    kind = checked_class(name, "scheduling_policy", ("key",), ("preempts", "is_static"))
+    return PolicyKind(kind, is_order=True)
+
+
+def predictor_kind(name: str) -> PolicyPredictor:
+    """Return the length predictor of a class. Raises ConfigError as `policy_kind` does."""
+    kind = checked_class(name, "length_predictor", ("predict", "observe"), ("refresh",))
+    return PolicyPredictor(made(kind, "length_predictor"), kind.__qualname__)
+
+
+def checked_class(name: str, setting: str, methods: tuple[str, ...], values: tuple[str, ...]) -> type[Any]:
+    """Return a class from outside that has these methods and class variables, for this version of the protocols.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    kind = load_class(name, setting)
+    missing = [each for each in ("api", *values, *methods) if not hasattr(kind, each)]
+    if missing:
+        raise ConfigError(f"{setting}: {kind.__qualname__} lacks {', '.join(missing)}", param=setting)
+    if kind.api != API:
+        message = f"{setting}: {kind.__qualname__} is written for version {kind.api} of orca_jax.policy, this is {API}"
+        raise ConfigError(message, param=setting)
+    return kind
+
+
+def made(kind: type[Any], setting: str, options: Mapping[str, Any] | None = None) -> Any:
+    """Return an instance of a class from outside.
+
+    Raises:
+        ConfigError: its constructor raises an exception.
+    """
+    try:
+        return kind(**(options or {}))
+    except Exception as error:
+        param = "scheduler_options" if options else setting
+        raise ConfigError(f"{param}: {kind.__qualname__} cannot be made: {first_line(error)}", param=param) from error
+
+
+def known_or_outside[T](name: str, setting: str, known: Mapping[str, T], outside: Callable[[str], T]) -> T:
+    """Return a kind by its name among those of the package, or of a class from outside.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if name in known:
+        return known[name]
+    if is_outside(name):
+        return outside(name)
+    message = f"{setting} must be {', '.join(known)} or FILE.py:CLASS, got {name!r}{did_you_mean(name, known)}"
+    raise ConfigError(message, param=setting)
