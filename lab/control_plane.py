@@ -72,8 +72,8 @@ class _Sent(Observer):
 
 def plans(config: EngineConfig) -> list[bytes]:
     """The encoded plans of a full batch of equal requests, from their prompts to their last tokens."""
-    with build_engine(config) as built:
-        built.engine.observer = sent = _Sent()
+    sent = _Sent()
+    with build_engine(config) as built, built.engine.observed_by(sent):
         for index in range(config.max_num_seqs):
             params = SamplingParams(NUM_OUTPUT, temperature=0.0, ignore_eos=True)
             built.engine.add(f"r{index}", range(NUM_INPUT), params)

@@ -67,9 +67,8 @@ def _compare(built: Built, workload: list[WorkloadRequest], without: PassResult)
     kv = built.engine.pool.kv
     admissions = Admissions()
     spent = time_reuse(built.engine.pool)
-    built.engine.observer, before = admissions, built.engine.observer
-    done = run_workload(built.engine, workload)
-    built.engine.observer = before
+    with built.engine.observed_by(admissions):
+        done = run_workload(built.engine, workload)
     missed = count_missed(workload, kv.page_size, admissions)
     num_prompt = done.figures["cache_queries"]
     on, off = summarize(done), summarize(without)

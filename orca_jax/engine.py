@@ -5,11 +5,12 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from orca_jax.observer import Observer
+from orca_jax.observer import Observer, Observers
 from orca_jax.request import DEFAULT_URGENCY, Adapter, Constraint, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.blocks import by_pool
 from orca_jax.sched.plan import make_plan
@@ -220,6 +221,22 @@ class Engine:
         self.weight_version = self.weight_version + 1 if version is None else version
         logger.info("the weights have version %d", self.weight_version)
         return self.weight_version
+
+    def reschedule(self, scheduler: Scheduler, pool: RequestPool, check_in_interval: int = 1) -> None:
+        """Use another scheduler and another pool. No request may be live."""
+        assert not self.has_work and not self._in_flight, "requests are open"
+        self.scheduler, self.pool, self.check_in_interval = scheduler, pool, check_in_interval
+
+    @contextmanager
+    def observed_by(self, observer: Observer) -> Iterator[None]:
+        """Pass the events of a block to another observer too. Blocks end in the opposite order of their begins."""
+        before = self.observer
+        # The base class has no events to pass on.
+        self.observer = observer if type(before) is Observer else Observers(before, observer)
+        try:
+            yield
+        finally:
+            self.observer = before
 
     @property
     def has_work(self) -> bool:

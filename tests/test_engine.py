@@ -1,13 +1,17 @@
 """The engine's step: aborts, errors, seeds, times and numbers."""
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from orca_jax.errors import RequestError
+from orca_jax.observer import Observer
 from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
+from orca_jax.sched.request import Request
+from tests.project.source import python_files
 from tests.sched.lab import VOCAB, Lab
 from tests.sim.oracle import toy_generate, toy_score
 
@@ -287,3 +291,37 @@ def test_logging_is_off_by_default_and_lists_iterations(caplog: pytest.LogCaptur
     with caplog.at_level(logging.DEBUG, logger="orca_jax.engine"):
         lab.step()
     assert [record.getMessage() for record in caplog.records] == ["iteration 1: 1 requests"]
+
+
+def test_an_engine_is_rescheduled_while_it_is_idle_and_observers_come_and_go() -> None:
+    heard: list[tuple[str, str]] = []
+
+    class Ear(Observer):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def arrived(self, request: Request) -> None:
+            heard.append((self.name, request.request_id))
+
+    lab, other = Lab("orca"), Lab("request_level")
+    own = lab.engine.observer
+    with lab.engine.observed_by(Ear("outer")):
+        lab.add("A", 1, 1)
+        with pytest.raises(KeyError), lab.engine.observed_by(Ear("inner")):
+            lab.add("B", 1, 1)
+            raise KeyError
+        with pytest.raises(AssertionError, match="requests are open"):
+            lab.engine.reschedule(other.scheduler, other.pool)
+        lab.run()
+        lab.engine.reschedule(other.scheduler, other.pool, 2)
+    assert lab.engine.observer is own
+    assert heard == [("outer", "A"), ("outer", "B"), ("inner", "B")]
+    engine = lab.engine
+    assert (engine.scheduler, engine.pool, engine.check_in_interval) == (other.scheduler, other.pool, 2)
+
+
+@pytest.mark.parametrize("folder", ["orca_jax", "lab", "scripts", "tests"])
+def test_no_part_of_an_engine_is_replaced_from_outside(folder: str) -> None:
+    assigned = re.compile(r"engine\.(pool|executor|scheduler|observer)(, [\w.]+)* = ")
+    found = [file.path for file in python_files(folder) if assigned.search(file.text)]
+    assert not found, "use `Engine.reschedule` and `Engine.observed_by`"

@@ -90,10 +90,11 @@ def stage_times() -> dict[str, list[Busy]]:
         lengths = {str(index): each.num_generated for index, each in enumerate(SHORT)}
         simulation = build(system, place, lengths)
         engine = simulation.engine
-        observer = engine.observer = StageObserver(simulation.executor, simulation.clock)
-        for index, each in enumerate(SHORT):
-            engine.add(str(index), [1] * each.num_prompt, SamplingParams(each.max_tokens, ignore_eos=True))
-        while engine.has_work:
-            engine.step()
+        observer = StageObserver(simulation.executor, simulation.clock)
+        with engine.observed_by(observer):
+            for index, each in enumerate(SHORT):
+                engine.add(str(index), [1] * each.num_prompt, SamplingParams(each.max_tokens, ignore_eos=True))
+            while engine.has_work:
+                engine.step()
         found[name] = observer.busy
     return found

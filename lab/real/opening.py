@@ -59,11 +59,8 @@ def recording(laboratory: Laboratory, timelines: list[Timeline]) -> Iterator[Non
     assert laboratory.header is not None, "a laboratory without timelines"
     parts: list[bytes] = []
     writer = TimelineWriter(laboratory.header, msgspec.json.Encoder().encode_lines, parts.append)
-    before, laboratory.engine.observer = laboratory.engine.observer, writer
-    try:
+    with laboratory.engine.observed_by(writer):
         yield
-    finally:
-        laboratory.engine.observer = before
     writer.flush()
     timelines.append(parse_timeline(b"".join(parts)))
 

@@ -4,9 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Protocol, Self
-
-from starlette.types import Message as Event
+from typing import Any, Protocol, Self
 
 from orca_jax.assembly.built import Built
 from orca_jax.batch.answers import Answer
@@ -132,6 +130,6 @@ class LocalEngine:
             logger.warning("line %d: these fields are ignored, here and in later lines: %s", line, shown)
 
 
-async def _nothing() -> Event:
+async def _nothing() -> Mapping[str, Any]:
     """The `receive` of a client that never disconnects."""
     return await asyncio.get_running_loop().create_future()

@@ -125,17 +125,15 @@ def reschedule(built: Built, config: EngineConfig) -> None:
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
-    engine = built.engine
-    assert not engine.has_work, "requests are open"
     cache, largest, default, launches = _shapes(built, config)
     budget = config.max_num_batched_tokens or default
     if budget > largest:
         message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
         raise ConfigError(message, param="max_num_batched_tokens")
     choices = check_settings(config)
-    scheduler, engine.pool = build_scheduling(choices, built.model_config, built.max_model_len, cache, budget)
-    engine.scheduler = speculating(choices.drafts, scheduler, budget, launches, built.proposer)
-    engine.check_in_interval = config.check_in_interval
+    plain, pool = build_scheduling(choices, built.model_config, built.max_model_len, cache, budget)
+    scheduler = speculating(choices.drafts, plain, budget, launches, built.proposer)
+    built.engine.reschedule(scheduler, pool, config.check_in_interval)
 
 
 def _shapes(built: Built, config: EngineConfig) -> tuple[CacheConfig, int, int, Mapping[int, float]]:

@@ -1,27 +1,24 @@
-"""The front end's part of loading adapters: calls that wait for the engine's answer, and loads of a new engine."""
+"""The front end's part of loading adapters: those of the engine, and loads of a new engine."""
 
 import asyncio
-import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable
 
 from orca_jax.errors import RequestError
+from orca_jax.link.calls import EngineCalls, SendCall
 from orca_jax.link.errors import LinkError, Unavailable
-from orca_jax.link.wire import AdapterAnswer, LoadAdapter, UnloadAdapter
+from orca_jax.link.wire import LoadAdapter, UnloadAdapter
 
 MOST_ENDS = 2  # of engines, while they load one adapter again
 
 logger = logging.getLogger(__name__)
 
-SendChange = Callable[[LoadAdapter | UnloadAdapter], None]
 
-
-class AdapterCalls:
-    """Sends changes of the adapters, and waits for their answers.
+class ServedAdapters:
+    """Changes the adapters of the engine, and notes them.
 
     Args:
-        send: sends a message to the engine; raises `LinkError` if the engine does not serve.
+        calls: the calls of the engine.
 
     Attributes:
         loaded: the paths of the engine's adapters by name: those of the settings, and those loaded by calls.
@@ -29,35 +26,28 @@ class AdapterCalls:
             load them again.
     """
 
-    def __init__(self, send: SendChange) -> None:
+    def __init__(self, calls: EngineCalls) -> None:
         self.loaded: dict[str, str] = {}
         self.lost: dict[str, str] = {}
-        self._send = send
-        self._numbers = itertools.count()
-        self._open: dict[int, tuple[LoadAdapter | UnloadAdapter, asyncio.Future[str]]] = {}
+        self._calls = calls
         self._ends: Counter[str] = Counter()  # of engines, by the adapter that they were loading again
 
     async def load(self, name: str, path: str) -> str:
-        """Load an adapter. Returns a note about it, or an empty text.
-
-        Raises:
-            RequestError: the engine refuses it; `param` names the field.
-            LinkError: the engine does not serve, or ends.
-        """
-        return await self._call(LoadAdapter(next(self._numbers), name, path), self._send)
+        """Load an adapter. Returns a note about it, or an empty text. Raises as `EngineCalls.ask` does."""
+        return await asyncio.shield(self._load(name, path))
 
     async def unload(self, name: str) -> None:
         """Refuse an adapter to new requests. Raises as `load` does."""
-        await self._call(UnloadAdapter(next(self._numbers), name), self._send)
+        await asyncio.shield(self._unload(name))
 
-    async def load_again(self, send: SendChange, ended: asyncio.Event) -> bool:
+    async def load_again(self, send: SendCall, ended: asyncio.Event) -> bool:
         """Load everything that is loaded into a new engine, one adapter after the other.
 
         An adapter is dropped if the engine refuses it, or if `MOST_ENDS` engines have ended while they loaded it. Its
         files may have changed since the first load, and must not end every later engine.
 
         Args:
-            send: sends a message to the new engine.
+            send: sends a call to the new engine.
             ended: set when the engine has ended.
 
         Returns:
@@ -67,7 +57,7 @@ class AdapterCalls:
         try:
             for name, path in tuple(self.loaded.items()):
                 try:
-                    await self._call(LoadAdapter(next(self._numbers), name, path), send)
+                    await self._load(name, path, send)
                 except RequestError as error:
                     self._lose(name, error.message)
         except LinkError:
@@ -80,45 +70,21 @@ class AdapterCalls:
             end.cancel()
         return True
 
+    async def _load(self, name: str, path: str, send: SendCall | None = None) -> str:
+        answer = await self._calls.ask(LoadAdapter(name, path), send)
+        self.loaded[name] = path
+        self.lost.pop(name, None)
+        return answer.note
+
+    async def _unload(self, name: str) -> None:
+        await self._calls.ask(UnloadAdapter(name))
+        self.loaded.pop(name, None)
+
     async def _fail_after(self, ended: asyncio.Event) -> None:
         await ended.wait()
-        self.fail(Unavailable("the engine has ended"))
+        self._calls.fail(Unavailable("the engine has ended"))
 
     def _lose(self, name: str, reason: str) -> None:
         self.loaded.pop(name, None)
         self.lost[name] = reason
         logger.error("the adapter %s is not loaded any more: %s; requests for it are refused", name, reason)
-
-    def take(self, answer: AdapterAnswer) -> None:
-        """Take an answer of the engine."""
-        if answer.number not in self._open:
-            return
-        change, future = self._open.pop(answer.number)
-        if answer.error is None:
-            self._record(change)
-        if future.done():
-            return  # its caller has gone, and the engine has made the change all the same
-        if answer.error is None:
-            future.set_result(answer.note)
-        else:
-            future.set_exception(RequestError(answer.error, param=answer.param))
-
-    def fail(self, error: Exception) -> None:
-        """End all calls with an error: the engine has ended, or the server stops."""
-        for _, future in self._open.values():
-            if not future.done():
-                future.set_exception(error)
-        self._open.clear()
-
-    async def _call(self, change: LoadAdapter | UnloadAdapter, send: SendChange) -> str:
-        send(change)
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._open[change.number] = change, future
-        return await future
-
-    def _record(self, change: LoadAdapter | UnloadAdapter) -> None:
-        if isinstance(change, LoadAdapter):
-            self.loaded[change.name] = change.path
-            self.lost.pop(change.name, None)
-        else:
-            self.loaded.pop(change.name, None)

@@ -13,29 +13,26 @@ from typing import Literal, Protocol, Self
 
 import msgspec
 
-from orca_jax.link.adapters import AdapterCalls
+from orca_jax.link.adapters import ServedAdapters
 from orca_jax.link.admission import NO_DEADLINES, Admission, Deadlines
+from orca_jax.link.calls import EngineCalls
 from orca_jax.link.errors import TimedOut, Unavailable
 from orca_jax.link.feed import Feed
-from orca_jax.link.open_updates import OpenUpdates
 from orca_jax.link.wire import (
     Abort,
-    AdapterAnswer,
+    EngineAnswer,
+    EngineCall,
     FromEngine,
     FromFrontEnd,
     Heartbeat,
     Iterations,
-    LoadAdapter,
+    ReadWeights,
     Ready,
     Rejected,
     ReplaceWeights,
     Submit,
-    UnloadAdapter,
     Updates,
-    UpdateWeights,
     Watch,
-    WeightsRead,
-    WeightsUpdated,
 )
 from orca_jax.request import RequestUpdate
 from orca_jax.server_config import ServerConfig
@@ -179,7 +176,8 @@ class EngineClient:
         self.idle = asyncio.Event()
         self.idle.set()
         self.feed = Feed(self._post)
-        self.adapters = AdapterCalls(self._send_change)
+        self._changes = EngineCalls(self._send_call)
+        self.adapters = ServedAdapters(self._changes)
         self._config = config
         self._limits = Deadlines(config.queue_timeout, config.request_timeout)
         self._admission = Admission(config)
@@ -188,7 +186,7 @@ class EngineClient:
         self._routes: dict[str, OpenCall] = {}  # request id -> its call, until the request ends
         self._calls: set[OpenCall] = set()
         self._numbers = itertools.count()
-        self._updates = OpenUpdates(self._post)
+        self._weight_version = 0  # as far as is known
         self._link: Link | None = None
 
     @property
@@ -255,8 +253,11 @@ class EngineClient:
             RequestError: the checkpoint does not fit, or the engine cannot replace weights; the weights are unchanged.
             Unavailable: the engine does not serve, or ended before the weights were replaced.
         """
-        self._serving_link()
-        return await self._updates.run(source, version, aborts=aborts)
+        return await asyncio.shield(self._update_weights(source, version, aborts))
+
+    async def _update_weights(self, source: str, version: int | None, aborts: bool) -> int:
+        await self._changes.ask(ReadWeights(source, version))
+        return (await self._changes.ask(ReplaceWeights(aborts))).version
 
     def attach(self, link: Link, watch: Callable[[Heartbeat], None] | None = None) -> None:
         """Use a new engine, still loading. Its messages go to `take`, and its heartbeats also to `watch`."""
@@ -267,7 +268,7 @@ class EngineClient:
     def serve(self, ready: Ready) -> None:
         """Accept requests: the engine serves, with the adapters of its settings or those loaded again."""
         self._admission.num_rows = ready.num_rows
-        self._updates.version = 0
+        self._weight_version = 0
         self.self_tests = ready.self_tests
         self.summary = ready.summary
         self._move("ready")
@@ -305,13 +306,11 @@ class EngineClient:
         match message:
             case Updates(updates, running, waiting):
                 self.running, self.waiting = running, waiting
-                self._updates.version = message.weight_version
+                self._weight_version = message.weight_version
                 for update in updates:
                     self._deliver(update, is_last=update.finish_reason is not None)
-            case AdapterAnswer():
-                self.adapters.take(message)
-            case WeightsRead() | WeightsUpdated():
-                self._updates.take(message)
+            case EngineAnswer():
+                self._changes.end(message)
             case Rejected():
                 self._deliver(message, is_last=True)
             case Iterations(lines):
@@ -331,24 +330,27 @@ class EngineClient:
             self._forget(message.request_id)
         elif call.waiting:
             self._admission.started(call.waiting.pop(message.request_id, 0))
-        call.weight_version = self._updates.version
+        call.weight_version = self._weight_version
         call.deliver(message)
 
     def _forget(self, request_id: str) -> None:
         self._admission.left(self._routes.pop(request_id).waiting.pop(request_id, 0))
 
-    def _send_change(self, message: LoadAdapter | UnloadAdapter) -> None:
-        self._serving_link().send(message)
+    def _send_call(self, call: EngineCall) -> None:
+        """Send a call. A server that drains still lets the engine replace the weights that it has read."""
+        link = self._link
+        if link is None or not isinstance(call.change, ReplaceWeights):
+            link = self._serving_link()
+        link.send(call)
 
-    def _post(self, message: Watch | UpdateWeights | ReplaceWeights) -> None:
+    def _post(self, message: Watch) -> None:
         if self._link is not None:
             self._link.send(message)
 
     def _fail_all(self, error: Exception) -> None:
         for call in tuple(self._calls):
             call.fail(error)
-        self._updates.fail(error)
-        self.adapters.fail(error)
+        self._changes.fail(error)
 
     def _serving_link(self) -> Link:
         """The link to the engine. Raises Unavailable if it does not serve."""

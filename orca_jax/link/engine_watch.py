@@ -1,12 +1,12 @@
 """The observation of an engine on behalf of a front end; an engine without a watcher pays nothing for it."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import msgspec
 
 from orca_jax.engine import Engine
 from orca_jax.link.wire import Iterations, Message
-from orca_jax.observer import Observer, Observers
 from orca_jax.timeline.live import LiveTimeline
 from orca_jax.timeline.writer import TimelineHeader
 
@@ -24,7 +24,7 @@ class EngineWatch:
         self._engine = engine
         self._head = head
         self._send = send
-        self._before: Observer | None = None  # the engine's own observer while it is watched
+        self._watching = ExitStack()  # detaches `_live` when it is closed
         self._live: LiveTimeline | None = None
 
     def turn(self, is_on: bool) -> None:
@@ -34,15 +34,13 @@ class EngineWatch:
         """
         if is_on:
             if self._live is None:
-                self._before = self._engine.observer
                 encode = msgspec.json.Encoder().encode_lines
                 self._live = LiveTimeline(self._engine, self._head, encode, self._pass_on)
-                # The base class has no events to pass on.
-                is_plain = type(self._before) is Observer
-                self._engine.observer = self._live if is_plain else Observers(self._before, self._live)
+                self._watching.enter_context(self._engine.observed_by(self._live))
             self._live.start()
-        elif self._before is not None:
-            self._engine.observer, self._before, self._live = self._before, None, None
+        else:
+            self._watching.close()
+            self._live = None
 
     def _pass_on(self, lines: bytes) -> None:
         self._send(Iterations(lines))

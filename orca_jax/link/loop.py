@@ -18,14 +18,16 @@ from orca_jax.errors import RequestError
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.prepare import ADAPTERS, GRAMMARS, PendingWork, Preparation
 from orca_jax.link.watch import ProgressWatch, limit_and_place, step_limit
-from orca_jax.link.weight_updates import PreparedWeights, WeightUpdates
+from orca_jax.link.weight_updates import WeightUpdates
 from orca_jax.link.wire import (
     Abort,
-    AdapterAnswer,
+    EngineAnswer,
+    EngineCall,
     Heartbeat,
     LoadAdapter,
     Message,
     Phase,
+    ReadWeights,
     Ready,
     Rejected,
     ReplaceWeights,
@@ -34,7 +36,6 @@ from orca_jax.link.wire import (
     ToEngine,
     UnloadAdapter,
     Updates,
-    UpdateWeights,
     Watch,
 )
 from orca_jax.request import Constraint, RequestUpdate, StructuredOutput
@@ -47,19 +48,11 @@ Compile = Callable[[StructuredOutput], Constraint]
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A message from a compiling thread to the main thread: the constraint of a request, or the reason for refusal."""
+class PreparedWork:
+    """A message from another thread to the main thread: what a message needs, or the reason for refusing it."""
 
-    submit: Submit
-    result: Constraint | RequestError
-
-
-@dataclass(frozen=True)
-class AdapterRead:
-    """A message from a reading thread to the main thread: an adapter, or the reason for refusal."""
-
-    load: LoadAdapter
-    result: ReadAdapter | RequestError
+    message: Submit | EngineCall
+    result: Any  # a Constraint, a ReadAdapter or a PutInPlace; or a RequestError
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class ResultReady:
     handle: Handle
 
 
-ToLoop = ToEngine | Compiled | AdapterRead | ResultReady | PreparedWeights | None
+ToLoop = ToEngine | PreparedWork | ResultReady | None
 """None means that the front end has gone."""
 Inbox = queue.SimpleQueue[ToLoop]
 Send = Callable[[Message], None]
@@ -178,9 +171,9 @@ class EngineLoop:
         prepare_update: PrepareUpdate = refuse_toy,
         reader: AdapterReader | None = None,
     ) -> None:
-        self._updates = WeightUpdates(engine, prepare_update, inbox.put, send, status.work)
         self._engine = engine
         self._inbox = inbox
+        self._updates = WeightUpdates(engine, prepare_update, self._report_prepared, send, status.work)
         self._send = send
         self._status = status
         self._compile = compiler
@@ -272,7 +265,7 @@ class EngineLoop:
         if compiling:
             self._send_updates([RequestUpdate(request_id, (), "abort") for request_id in compiling])
 
-    def _take(self, message: ToEngine | Compiled | AdapterRead | ResultReady | PreparedWeights) -> None:
+    def _take(self, message: ToEngine | PreparedWork | ResultReady) -> None:
         if isinstance(message, Submit):
             self._is_in_call = message.has_more
         match message:
@@ -280,36 +273,28 @@ class EngineLoop:
                 pass
             case Submit(request_id, params=params) if params.structured is not None:
                 compile_it = partial(self._compile, params.structured)
-                self._compiling[request_id] = self._grammars.submit(compile_it, self._reporter(Compiled, message))
+                self._compiling[request_id] = self._grammars.submit(compile_it, partial(self._report_prepared, message))
             case Submit():
                 self._add(message, None)
-            case Compiled(submit, result):
+            case PreparedWork(Submit() as submit, result):
                 if self._compiling.pop(submit.request_id, None) is None:
                     return  # aborted in the meantime
                 if isinstance(result, RequestError):
                     self._reject(submit.request_id, result)
                 else:
                     self._add(submit, result)
-            case LoadAdapter():
-                self._adapters.submit(partial(self._read_adapter, message), self._reporter(AdapterRead, message))
-            case AdapterRead(load, result):
-                self._change(load.number, lambda: self._add_adapter(result))
-            case UnloadAdapter(number, name):
-                self._change(number, lambda: self._engine.remove_adapter(name))
+            case EngineCall():
+                self._begin(message)
+            case PreparedWork(EngineCall(number, ReadWeights()), result):
+                self._answer(number, partial(self._updates.keep, result))
+            case PreparedWork(EngineCall(number), result):
+                self._answer(number, partial(self._add_adapter, result))
             case Abort(request_id):
                 compiling = self._compiling.pop(request_id, None)
                 if compiling is None:
                     self._engine.abort(request_id)
                 else:
                     self._grammars.cancel(compiling)
-            case UpdateWeights():
-                self._updates.add(message)
-            case PreparedWeights():
-                self._updates.take(message)
-            case ReplaceWeights():
-                self._updates.begin()
-                if message.aborts:
-                    self._abort_all()
             case ResultReady():
                 pass  # it has ended a wait, or the result was collected before
             case Watch(is_on):
@@ -326,29 +311,43 @@ class EngineLoop:
         except RequestError as error:
             self._reject(submit.request_id, error)
 
-    def _reporter[T](self, make: Callable[[T, Any], Compiled | AdapterRead], message: T) -> Callable[[Any], None]:
-        """Passes the result of a message's preparation, or the reason for refusal, to the main thread."""
-        return lambda result: self._inbox.put(make(message, result))
+    def _report_prepared(self, message: Submit | EngineCall, result: Any) -> None:
+        """Pass the result of a message's preparation to the main thread; called by other threads."""
+        self._inbox.put(PreparedWork(message, result))
 
-    def _read_adapter(self, load: LoadAdapter) -> ReadAdapter:
+    def _begin(self, call: EngineCall) -> None:
+        """Prepare the change of a call in another thread, or make it."""
+        match call.change:
+            case LoadAdapter(name, path):
+                self._adapters.submit(partial(self._read_adapter, name, path), partial(self._report_prepared, call))
+            case UnloadAdapter(name):
+                self._answer(call.number, partial(self._engine.remove_adapter, name))
+            case ReadWeights() as wanted:
+                self._updates.read(call, wanted)
+            case ReplaceWeights(aborts):
+                self._updates.begin(call.number)
+                if aborts:
+                    self._abort_all()
+
+    def _answer(self, number: int, change: Callable[[], str | None]) -> None:
+        """Make a change, and answer its call. The text that it returns is a note."""
+        try:
+            note = change()
+        except RequestError as error:
+            self._send(EngineAnswer(number, error.message, error.param))
+        else:
+            self._send(EngineAnswer(number, note=note or ""))
+
+    def _read_adapter(self, name: str, path: str) -> ReadAdapter:
         if self._reader is None:
             raise RequestError("this engine has no adapters; start it with enable_lora", param="lora_name")
-        return self._reader(load.name, load.path)
+        return self._reader(name, path)
 
     def _add_adapter(self, result: ReadAdapter | RequestError) -> str:
         if isinstance(result, RequestError):
             raise result
         result.add_to(self._engine)
         return result.note
-
-    def _change(self, number: int, change: Callable[[], str | None]) -> None:
-        """Change the adapters, and answer."""
-        try:
-            note = change()
-        except RequestError as error:
-            self._send(AdapterAnswer(number, error.message, error.param))
-        else:
-            self._send(AdapterAnswer(number, note=note or ""))
 
     def _reject(self, request_id: str, error: RequestError) -> None:
         self._send(Rejected(request_id, error.message, error.param))

@@ -9,22 +9,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from orca_jax.assembly.built import PrepareUpdate, PutInPlace
 from orca_jax.engine import Engine
-from orca_jax.errors import ConfigError
-from orca_jax.link.wire import Abort, Message, Submit, UpdateWeights, WeightsRead, WeightsUpdated
+from orca_jax.errors import ConfigError, RequestError
+from orca_jax.link.wire import Abort, EngineAnswer, EngineCall, Message, ReadWeights, Submit
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PreparedWeights:
-    """A message from the reading thread to the main thread: new weights, or the reason for refusing them."""
-
-    update: UpdateWeights
-    result: PutInPlace | WeightsUpdated
 
 
 class WeightUpdates:
@@ -33,7 +24,7 @@ class WeightUpdates:
     Args:
         engine: owned by the main thread.
         prepare: checks new weights.
-        post: puts a message into the inbox of the main thread.
+        report: called by the reading thread with a call and its result: new weights, or the reason for refusing them.
         send: sends a message to the front end.
         progress: called after each parameter.
     """
@@ -42,41 +33,39 @@ class WeightUpdates:
         self,
         engine: Engine,
         prepare: PrepareUpdate,
-        post: Callable[[PreparedWeights], None],
+        report: Callable[[EngineCall, PutInPlace | RequestError], None],
         send: Callable[[Message], None],
         progress: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._prepare = prepare
-        self._post = post
+        self._report = report
         self._send = send
         self._progress = progress
-        self._waiting: deque[UpdateWeights] = deque()  # the first one is being read
+        self._waiting: deque[tuple[EngineCall, ReadWeights]] = deque()  # the first one is being read
         self._was_read: PutInPlace | None = None
-        self._due: PutInPlace | None = None
+        self._due: tuple[int, PutInPlace] | None = None  # with the number of the call that waits for it
         self.is_due = False  # true if new weights wait for the end of all requests
         self._held: list[Submit] = []
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights")  # starts its thread when it is needed
 
-    def add(self, update: UpdateWeights) -> None:
-        """Read new weights, after those of the updates before."""
-        self._waiting.append(update)
+    def read(self, call: EngineCall, wanted: ReadWeights) -> None:
+        """Read new weights, after those of the calls before."""
+        self._waiting.append((call, wanted))
         if len(self._waiting) == 1:
             self._read()
 
-    def take(self, prepared: PreparedWeights) -> None:
-        """Report the result of a read to the front end: the weights were read, or they are refused."""
-        if isinstance(prepared.result, WeightsUpdated):
-            self._send(prepared.result)
+    def keep(self, result: PutInPlace | RequestError) -> None:
+        """Keep the weights that were read until `begin`. Raises RequestError if they are refused."""
+        if isinstance(result, RequestError):
             self._next()
-        else:
-            self._was_read = prepared.result
-            self._send(WeightsRead(prepared.update.update_id))
+            raise result
+        self._was_read = result
 
-    def begin(self) -> None:
-        """Use the weights that were read, as soon as no request is live."""
+    def begin(self, number: int) -> None:
+        """Use the weights that were read, as soon as no request is live; then answer the call of this number."""
         assert self._was_read is not None, "no weights were read"
-        self._due, self._was_read, self.is_due = self._was_read, None, True
+        self._due, self._was_read, self.is_due = (number, self._was_read), None, True
 
     def holds(self, message: Submit | Abort) -> bool:
         """Keep a new request while weights are due, or drop a kept request after its abort.
@@ -95,9 +84,9 @@ class WeightUpdates:
     def replace(self) -> list[Submit]:
         """Put the new weights in place, and return the requests that waited for them. No request may be live."""
         assert self._due is not None, "no weights are due"
-        update, put, self._due, self.is_due = self._waiting[0], self._due, None, False
-        version = self._engine.update_weights(lambda: put(self._progress), update.version)
-        self._send(WeightsUpdated(update.update_id, version))
+        (_, wanted), (number, put), self._due, self.is_due = self._waiting[0], self._due, None, False
+        version = self._engine.update_weights(lambda: put(self._progress), wanted.version)
+        self._send(EngineAnswer(number, version=version))
         self._next()
         held, self._held = self._held, []
         return held
@@ -112,16 +101,16 @@ class WeightUpdates:
             self._read()
 
     def _read(self) -> None:
-        self._reader.submit(self._read_first, self._waiting[0])
+        self._reader.submit(self._read_first, *self._waiting[0])
 
-    def _read_first(self, update: UpdateWeights) -> None:
+    def _read_first(self, call: EngineCall, wanted: ReadWeights) -> None:
         """Check and read in its own thread, and report the result or the failure to the main thread."""
-        result: PutInPlace | WeightsUpdated
+        result: PutInPlace | RequestError
         try:
-            result = self._prepare(update.source)
+            result = self._prepare(wanted.source)
         except ConfigError as error:
-            result = WeightsUpdated(update.update_id, error=error.message, param=error.param)
-        except BaseException as error:  # also a panic of a library: each update gets an answer
+            result = RequestError(error.message, error.param)
+        except BaseException as error:  # also a panic of a library: each call gets an answer
             logger.exception("new weights cannot be read")
-            result = WeightsUpdated(update.update_id, error=f"the weights cannot be read: {type(error).__name__}")
-        self._post(PreparedWeights(update, result))
+            result = RequestError(f"the weights cannot be read: {type(error).__name__}")
+        self._report(call, result)

@@ -48,21 +48,6 @@ class Submit(Message, frozen=True):
     has_more: bool = False  # another request of the same call follows; no iteration is planned before it has come
 
 
-class LoadAdapter(Message, frozen=True):
-    """Front end: read an adapter and make it available to requests; the engine sends an `AdapterAnswer`."""
-
-    number: int
-    name: str
-    path: str
-
-
-class UnloadAdapter(Message, frozen=True):
-    """Front end: refuse an adapter to new requests; the engine sends an `AdapterAnswer`."""
-
-    number: int
-    name: str
-
-
 class Abort(Message, frozen=True):
     """Front end: end a request; its further updates are ignored."""
 
@@ -75,19 +60,40 @@ class Watch(Message, frozen=True):
     is_on: bool
 
 
-class UpdateWeights(Message, frozen=True):
-    """Front end: check and read new weights, then answer with `WeightsRead` or a refusal."""
+class LoadAdapter(Message, frozen=True):
+    """Read an adapter and make it available to requests."""
 
-    update_id: str
+    name: str
+    path: str
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Refuse an adapter to new requests."""
+
+    name: str
+
+
+class ReadWeights(Message, frozen=True):
+    """Check and read new weights, after those of the calls before."""
+
     source: str  # path of a checkpoint
     version: int | None = None  # of the new weights; None: the next number
 
 
 class ReplaceWeights(Message, frozen=True):
-    """Front end: use the weights that were read. Requests sent before it end with the old ones."""
+    """Use the weights that were read, and answer then. Requests sent before it end with the old ones."""
 
-    update_id: str
     aborts: bool = False  # abort the requests sent before, instead of waiting for their end
+
+
+EngineChange = LoadAdapter | UnloadAdapter | ReadWeights | ReplaceWeights
+
+
+class EngineCall(Message, frozen=True):
+    """Front end: make a change, and send an `EngineAnswer` with this number."""
+
+    number: int
+    change: EngineChange
 
 
 class Leave(Message, frozen=True):
@@ -108,13 +114,14 @@ class Ready(Message, frozen=True):
     adapters: tuple[str, ...] = ()  # names of those loaded at the start
 
 
-class AdapterAnswer(Message, frozen=True):
-    """Engine: a change of the adapters is done, or was refused."""
+class EngineAnswer(Message, frozen=True):
+    """Engine: the change of an `EngineCall` is made, or was refused."""
 
     number: int
-    error: str | None = None
+    error: str | None = None  # the reason for refusing
     param: str | None = None
     note: str = ""  # on an adapter that was loaded in part
+    version: int = 0  # of the weights in use, after `ReplaceWeights`
 
 
 class Rejected(Message, frozen=True):
@@ -132,21 +139,6 @@ class Updates(Message, frozen=True):
     running: int
     waiting: int
     weight_version: int = 0  # of the weights that made all of these updates
-
-
-class WeightsRead(Message, frozen=True):
-    """Engine: new weights fit, and are in memory."""
-
-    update_id: str
-
-
-class WeightsUpdated(Message, frozen=True):
-    """Engine: the weights were replaced, or the update was refused and they are unchanged."""
-
-    update_id: str
-    version: int = 0
-    error: str | None = None  # the reason for refusing
-    param: str | None = None
 
 
 class Iterations(Message, frozen=True):
@@ -175,9 +167,9 @@ class Failed(Message, frozen=True):
     is_cluster: bool = False  # another process of the cluster was lost
 
 
-FromFrontEnd = Submit | Abort | Watch | LoadAdapter | UnloadAdapter | UpdateWeights | ReplaceWeights
+FromFrontEnd = Submit | Abort | Watch | EngineCall
 ToEngine = Start | Leave | FromFrontEnd
-FromEngine = Ready | AdapterAnswer | Rejected | Updates | WeightsRead | WeightsUpdated | Iterations | Heartbeat | Failed
+FromEngine = Ready | EngineAnswer | Rejected | Updates | Iterations | Heartbeat | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

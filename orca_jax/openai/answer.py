@@ -4,10 +4,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from starlette.types import Receive
-
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.generation import Generation, Piece, joined
+from orca_jax.openai.generation import Generation, Piece, Receive, joined
 from orca_jax.openai.schema.answers import Usage
 
 KEEP_ALIVE = b": keep-alive\n\n"

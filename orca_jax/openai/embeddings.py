@@ -5,13 +5,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
-from starlette.types import Receive
 
 from orca_jax.link.admission import Deadlines
 from orca_jax.link.errors import LinkError
 from orca_jax.link.wire import Rejected, Submit
 from orca_jax.openai.errors import ApiError, api_error
-from orca_jax.openai.generation import end_reason, failure_of, watching
+from orca_jax.openai.generation import Receive, end_reason, failure_of, watching
 from orca_jax.openai.model import Service
 from orca_jax.openai.params import check_ids, check_priority, salt_of, urgency_of
 from orca_jax.openai.schema.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 
 import msgspec
-from starlette.responses import Response
 
 from orca_jax.link.errors import CallTooLarge, LinkError, Overloaded, TimedOut
 
@@ -67,10 +66,6 @@ class ApiError(Exception):
         """The error as a JSON body."""
         kind = "server_error" if self.status >= 500 else _KINDS.get(self.status, "invalid_request_error")
         return msgspec.json.encode(ErrorEnvelope(ErrorBody(sane(self.message), kind, self.param, self.code)))
-
-    def response(self) -> Response:
-        """The error as an HTTP response."""
-        return Response(self.encode(), self.status, self.headers, media_type="application/json")
 
 
 class PromptTooLong(ApiError):

@@ -5,13 +5,12 @@ This code runs for every token of every stream, so the usual case is cheap: one 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
-from starlette.types import Receive
 
 from orca_jax.link.admission import Deadlines
 from orca_jax.link.client import OpenCall
@@ -28,6 +27,10 @@ from orca_jax.text.stream import OutputStream
 from orca_jax.text.tools import OutputPart, Reasoning, ToolCall, ToolParser
 
 QUIET_SECONDS = 5.0  # without an update, until a stream begins with a comment, so that proxies keep it open
+
+
+type Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+"""ASGI's `receive` of a call whose body has been read; it returns when the client disconnects."""
 
 
 class ClientGone(Exception):

@@ -17,8 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_jax.errors import ConfigError, reason_of
 from orca_jax.openai.errors import RETRY_SECONDS, ApiError
-from orca_jax.openai.messages.errors import error_response
-from orca_jax.serve.handlers import CUT_LIMIT, IGNORED_FIELDS, WEIGHT_VERSION
+from orca_jax.serve.handlers import CUT_LIMIT, IGNORED_FIELDS, WEIGHT_VERSION, error_response
 from orca_jax.serve.request_context import HostCheck
 from orca_jax.server_config import ServerConfig
 

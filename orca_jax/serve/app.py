@@ -14,7 +14,6 @@ from starlette.types import ASGIApp
 from orca_jax.openai.embeddings import EMBEDDINGS
 from orca_jax.openai.endpoints import ENDPOINTS
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.messages.errors import error_response
 from orca_jax.openai.model import Service
 from orca_jax.playground.page import page_paths
 from orca_jax.playground.routes import playground_routes
@@ -22,8 +21,8 @@ from orca_jax.serve.access import OPEN_PATHS, Access, CallLimit, read_keys, with
 from orca_jax.serve.admin import ADMIN_PATH, adapter_routes, admin_routes
 from orca_jax.serve.agents.messages import messages_routes
 from orca_jax.serve.agents.responses import response_routes
-from orca_jax.serve.handlers import Silence, complete, embed, read_json_body
-from orca_jax.serve.health import health_routes, root_route
+from orca_jax.serve.handlers import Silence, complete, embed, error_response, read_json_body
+from orca_jax.serve.health import health_routes, metrics_route, root_route
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext, WithoutLastSlash
@@ -41,7 +40,7 @@ def create_app(service: Service, config: ServerConfig, observer: ServerObserver)
             *health_routes(service),
             *(() if config.has_playground else (root_route(),)),
             *model_routes(service),
-            *observer.routes(),
+            metrics_route(observer),
             *admin_routes(service, config),
             openapi_route(service, has_keys=bool(keys)),
             *_limited([*_work_routes(service, config), *answering], config.max_calls_per_key),

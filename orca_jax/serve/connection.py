@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 from uvicorn.server import ServerState
 
 from orca_jax.openai.errors import NO_RETRY, ApiError
-from orca_jax.openai.messages.errors import error_response
+from orca_jax.serve.handlers import error_response
 from orca_jax.serve.request_context import NO_SNIFFING
 
 MAX_HEADER_BYTES = 64 * 2**10

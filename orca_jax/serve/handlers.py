@@ -17,6 +17,7 @@ from orca_jax.openai.answer import Renderer, StreamRenderer, whole_answer
 from orca_jax.openai.endpoints import Endpoint
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import ClientGone, Generation, Job
+from orca_jax.openai.messages.errors import REQUEST_ID, encode_error, is_anthropic
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema import embedding_parser
 from orca_jax.openai.schema.parse import BodyParser
@@ -30,6 +31,15 @@ def version_header(generation: Generation) -> dict[str, str]:
     """The header with the version of the weights, on a server that can replace them."""
     version = generation.weight_version
     return {} if version is None or not generation.has_versions else {WEIGHT_VERSION: str(version)}
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The error as an HTTP response, in the format of the API that the call belongs to."""
+    body, headers = error.encode(), error.headers
+    if is_anthropic(scope):
+        request_id = scope.get("state", {}).get("request_id", "")
+        body, headers = encode_error(error, request_id), {REQUEST_ID: request_id, **headers}
+    return Response(body, error.status, headers, media_type="application/json")
 
 
 class Silence(Response):

@@ -1,6 +1,9 @@
 """Health checks for load balancers and orchestrators: liveness, readiness, and a probe that generates a token."""
 
+import asyncio
+
 import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +15,7 @@ from orca_jax.link.errors import LinkError
 from orca_jax.link.wire import Submit
 from orca_jax.openai.model import Service
 from orca_jax.request import SamplingParams
+from orca_jax.telemetry.observer import ServerObserver
 
 GENERATE_SECONDS = 5.0  # for one token, time in the queue included
 NO_STORE = {"cache-control": "no-store"}
@@ -53,6 +57,16 @@ def health_routes(service: Service) -> list[Route]:
         Route("/health_generate", generate, methods=["GET"]),
         Route("/load", load, methods=["GET"]),
     ]
+
+
+def metrics_route(observer: ServerObserver) -> Route:
+    """`/metrics`, in Prometheus's text format."""
+
+    async def metrics(request: Request) -> Response:
+        observer.metrics.http.tasks.set(len(asyncio.all_tasks()))
+        return Response(observer.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return Route("/metrics", metrics, methods=["GET"])
 
 
 def root_route() -> Route:

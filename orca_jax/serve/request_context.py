@@ -11,7 +11,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.messages.errors import error_response
+from orca_jax.serve.handlers import error_response
 from orca_jax.telemetry.observer import ServerObserver
 
 METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})

@@ -1,6 +1,5 @@
 """Observability for operators: metrics, and a log line and a span for every request of the engine."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,10 +8,6 @@ from typing import Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from orca_jax.config import MAX_LORAS
 from orca_jax.engine import HOST_PARTS, totals
@@ -213,15 +208,6 @@ class ServerObserver:
         """All metrics in Prometheus's text format."""
         self._refresh()
         return generate_latest(self._registry)
-
-    def routes(self) -> list[Route]:
-        """The route of `/metrics`."""
-
-        async def metrics(request: Request) -> Response:
-            self.metrics.http.tasks.set(len(asyncio.all_tasks()))
-            return Response(self.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-        return [Route("/metrics", metrics, methods=["GET"])]
 
     def _refresh(self) -> None:
         """Set the gauges to the current values."""

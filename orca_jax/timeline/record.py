@@ -58,9 +58,6 @@ def record(source: Recordable) -> Iterator[Recording]:
     if engine.has_work:
         message = "requests are open, so the recording would be incomplete; begin it while the engine is idle"
         raise ConfigError(message, param="source")
-    recording, before = Recording(source.timeline_header), engine.observer
-    engine.observer = recording.writer
-    try:
+    recording = Recording(source.timeline_header)
+    with engine.observed_by(recording.writer):
         yield recording
-    finally:
-        engine.observer = before

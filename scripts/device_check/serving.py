@@ -59,9 +59,7 @@ def laboratory_of(engine: Engine, model: Model) -> Laboratory:
     cache, budget = executor.config.cache, executor.config.buckets[-1]
 
     def reschedule(settings: EngineConfig) -> None:
-        engine.scheduler, engine.pool = build_scheduling(
-            choices_of(settings), model.config, MAX_MODEL_LEN, cache, budget
-        )
+        engine.reschedule(*build_scheduling(choices_of(settings), model.config, MAX_MODEL_LEN, cache, budget))
 
     shared = EngineConfig(enable_prefix_caching=False)
     scale = DRY_SCALE if model.setting.dry_run else 1.0

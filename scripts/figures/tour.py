@@ -105,8 +105,7 @@ class _Recorder(Observer):
 def take_tour() -> Tour:
     """Run the requests to their ends."""
     tour = Tour()
-    with build_engine(CONFIG) as built:
-        built.engine.observer = _Recorder(tour)
+    with build_engine(CONFIG) as built, built.engine.observed_by(_Recorder(tour)):
         while len(tour.ends) < len(REQUESTS):
             now = len(tour.turns)
             for asked in REQUESTS:

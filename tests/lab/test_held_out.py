@@ -60,7 +60,7 @@ class Lab:
 
     def reschedule(self, config: EngineConfig) -> None:
         engine = self.laboratory.engine
-        engine.scheduler, engine.pool = build_scheduling(choices_of(config), TOY_MODEL, 1024, CACHE, 128)
+        engine.reschedule(*build_scheduling(choices_of(config), TOY_MODEL, 1024, CACHE, 128))
 
     def record(self, name: str, requests: list[Lengths], arrivals: list[float]) -> tuple[RunResult, Timeline]:
         self.reschedule(settings_of(parse_system(name), CONFIG))

@@ -77,8 +77,9 @@ def test_misses_are_evicted_or_in_flight() -> None:
             max_model_len=400,
         )  # fmt: skip
         engine = build_engine(config).engine
-        engine.observer = admissions = Admissions()
-        found = run_workload(engine, trace).figures["cache_hits"]
+        admissions = Admissions()
+        with engine.observed_by(admissions):
+            found = run_workload(engine, trace).figures["cache_hits"]
         missed = count_missed(trace, 8, admissions)
         assert found + sum(missed) == possible_hits(trace, 8, 1 << 20), "all shared tokens"
         assert (missed.in_flight > 0) == (num_rows > 1) and (missed.evicted > 0) == (num_pages < 2000)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from orca_jax.link.client import EngineClient
 from orca_jax.link.engine_watch import EngineWatch
 from orca_jax.link.feed import MAX_UNREAD, MAX_WATCHERS, Feed, FeedFull
 from orca_jax.link.wire import FromFrontEnd, Iterations, Message, Ready, Watch
-from orca_jax.observer import Observer, Observers
+from orca_jax.observer import Observers
 from orca_jax.request import SamplingParams
 from orca_jax.server_config import ServerConfig
 
@@ -132,9 +133,11 @@ def lines_of(sent: list[Message]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("has_own", [False, True])
 def test_an_engine_has_its_own_observer_while_no_page_watches(has_own: bool) -> None:
     config = EngineConfig(model="preset:toy", max_model_len=64)
-    with build_engine(config) as built:
+    with build_engine(config) as built, ExitStack() as watching:
         engine, sent = built.engine, list[Message]()
-        own = engine.observer = Observers() if has_own else Observer()
+        if has_own:
+            watching.enter_context(engine.observed_by(Observers()))
+        own = engine.observer
         watch = EngineWatch(engine, built.timeline_header, sent.append)
 
         def run(name: str) -> None:

@@ -14,7 +14,7 @@ from orca_jax.config import EngineConfig
 from orca_jax.errors import RequestError
 from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.prepare import GRAMMARS, MAX_GIVEN_UP, NUM_THREADS, Preparation
-from orca_jax.link.wire import AdapterAnswer, LoadAdapter, Message, Rejected, Submit, Updates
+from orca_jax.link.wire import EngineAnswer, EngineCall, LoadAdapter, Message, Rejected, Submit, Updates
 from orca_jax.request import Constraint, SamplingParams, StructuredOutput, TokenSet
 
 SHORT = {"limit": 0.05, "tick": 0.01}
@@ -135,7 +135,7 @@ def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
 
     def send(message: Message) -> None:
         sent.append(message)
-        ends = [each for each in sent if isinstance(each, AdapterAnswer | Rejected)]
+        ends = [each for each in sent if isinstance(each, EngineAnswer | Rejected)]
         is_done = [each for each in sent if isinstance(each, Updates) for one in each.updates if one.finish_reason]
         if is_done:
             clock.now = 3.0  # both slow grammars and both slow adapters have begun
@@ -157,17 +157,17 @@ def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
         return Submit(value, [1], params)
 
     for number, path in enumerate(("slow", "slow", "empty")):
-        inbox.put(LoadAdapter(number, "a", path))
+        inbox.put(EngineCall(number, LoadAdapter("a", path)))
     for message in (grammar("fine"), grammar("slow"), grammar("slow too"), grammar("fine again")):
         inbox.put(message)
     give_up = threading.Timer(60, inbox.put, [None])
     give_up.start()
     EngineLoop(engine, inbox, send, status, compile_grammar, reader=read).run()
     give_up.cancel()
-    answers = [each.number for each in sent if isinstance(each, AdapterAnswer)]
+    answers = [each.number for each in sent if isinstance(each, EngineAnswer)]
     assert sorted(answers) == [0, 1, 2] and answers[0] != 2, "the third begins when another is given up"
     assert isinstance(sent[0], Updates), "the grammar waited for no adapter"
-    late = [each.error or "" for each in sent if isinstance(each, AdapterAnswer)]
+    late = [each.error or "" for each in sent if isinstance(each, EngineAnswer)]
     assert late[0].startswith("the adapter was not read within 2 s") and "nothing is there" in late
     status.sample(engine)  # the loop may end before the next one is due
     beat = status.heartbeat()

@@ -14,7 +14,7 @@ from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
 from orca_jax.link.supervisor import LOADING_SILENCE, MAX_FAILURES, HangDetector, Supervisor
 from orca_jax.link.watch import STEP_FLOOR
-from orca_jax.link.wire import AdapterAnswer, Failed, Heartbeat, LoadAdapter, Message, Ready, encode
+from orca_jax.link.wire import EngineAnswer, EngineCall, Failed, Heartbeat, LoadAdapter, Message, Ready, encode
 from orca_jax.server_config import ServerConfig
 
 CONFIG = ServerConfig(heartbeat_timeout=3, load_timeout=100)
@@ -161,13 +161,13 @@ async def test_a_start_that_fails_twice_by_one_adapter_goes_on_without_it(caplog
             self.data_received(encode(msgspec.structs.replace(READY, adapters=tuple(config.engine.lora_paths))))
 
         def send(self, message: Message) -> None:
-            assert isinstance(message, LoadAdapter)
-            loads[-1].append(message.name)
+            assert isinstance(message, EngineCall) and isinstance(message.change, LoadAdapter)
+            loads[-1].append(message.change.name)
             soon = asyncio.get_running_loop().call_soon
-            if message.name == "bad":
+            if message.change.name == "bad":
                 soon(self.connection_lost, None)
             else:
-                soon(self.data_received, encode(AdapterAnswer(message.number)))
+                soon(self.data_received, encode(EngineAnswer(message.number)))
 
         async def exit_reason(self) -> EngineDeadError:
             return EngineDeadError("it broke")

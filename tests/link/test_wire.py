@@ -21,7 +21,7 @@ from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox
 from orca_jax.link.wire import (
     MAX_FRAME_BYTES,
     Abort,
-    AdapterAnswer,
+    EngineAnswer,
     Failed,
     FrameReader,
     Heartbeat,
@@ -121,8 +121,8 @@ def test_halves_of_surrogate_pairs_are_sent_as_escapes() -> None:
         return Updates([RequestUpdate("é", (1, 2), "error", error, times, (LOGPROBS,), (), 3, b"\x00\xff")], 1, 2)
 
     assert decode_from_engine(encode(update("a\udc00"))[4:]) == update(r"a\udc00")
-    answer = AdapterAnswer(3, "\ud800é", "lora_path")
-    assert decode_from_engine(encode(answer)[4:]) == AdapterAnswer(3, r"\ud800é", "lora_path")
+    answer = EngineAnswer(3, "\ud800é", "lora_path")
+    assert decode_from_engine(encode(answer)[4:]) == EngineAnswer(3, r"\ud800é", "lora_path")
     submit = Submit("r", [1], SamplingParams(1, logit_bias={3: 1.0}), adapter="\udcff")
     assert decode_to_engine(encode(submit)[4:]) == msgspec.structs.replace(submit, adapter=r"\udcff")
 

@@ -10,7 +10,7 @@ import pytest
 from orca_jax import AsyncLLM, SamplingParams
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.link.client import EngineClient
-from orca_jax.link.wire import AdapterAnswer, FromFrontEnd, LoadAdapter, Ready
+from orca_jax.link.wire import EngineAnswer, EngineCall, FromFrontEnd, LoadAdapter, Ready
 from orca_jax.request import LoRARequest, RequestOutput
 from orca_jax.server_config import ServerConfig
 from tests.sim.oracle import toy_generate
@@ -140,14 +140,14 @@ def test_a_cancelled_first_use_of_an_adapter_spoils_no_later_one() -> None:
             await first
         uses = [asyncio.create_task(llm._adapter(client, LoRARequest("a", path))) for path in "xy"]
         await asyncio.sleep(0.01)
-        assert engine.sent == [LoadAdapter(0, "a", "x")]
-        client.take(AdapterAnswer(0))
+        assert engine.sent == [EngineCall(0, LoadAdapter("a", "x"))]
+        client.take(EngineAnswer(0))
         assert await uses[0] == "a" == await llm._adapter(client, LoRARequest("a", "x"))
         with pytest.raises(RequestError, match="stands for x, not for y"):
             await uses[1]
         refused = asyncio.create_task(llm._adapter(client, LoRARequest("b", "z")))
         await asyncio.sleep(0.01)
-        client.take(AdapterAnswer(1, "no such directory", "lora_path"))
+        client.take(EngineAnswer(1, "no such directory", "lora_path"))
         with pytest.raises(RequestError, match="no such directory"):
             await refused
 

@@ -111,6 +111,8 @@ NO_JAX = STANDARD_LIBRARY_ONLY | {
     "server_config",
     "flags",
 }
+NO_HTTP_SERVER = frozenset({"link", "openai", "telemetry"})
+HTTP_SERVERS = frozenset({"starlette", "uvicorn"})
 JAX_FAMILY = frozenset({"jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "tensorstore"})
 
 LADDER = list(TopologicalSorter(FLOORS).static_order())  # CycleError: the table itself has a ring
@@ -187,6 +189,8 @@ def test_deciding_floors_need_no_array_library(file: SourceFile) -> None:
             assert top in sys.stdlib_module_names, f"{file}:{line}: {part} uses the standard library only, not {name}"
         if part in NO_JAX:
             assert top not in JAX_FAMILY, f"{file}:{line}: {part} may not import {name}"
+        if part in NO_HTTP_SERVER:
+            assert top not in HTTP_SERVERS, f"{file}:{line}: {part} may not import {name}: move it to serve"
 
 
 @each(FILES)
@@ -273,11 +277,12 @@ def test_nested() -> None:
 
 
 @pytest.mark.parametrize("part", sorted(NO_JAX))
-def test_importing_does_not_load_jax(part: str) -> None:
+def test_importing_does_not_load_jax_or_an_http_server(part: str) -> None:
     if not any(part_of(module) == part for module in MODULES):
         pytest.skip(f"no {part} in this version")
     modules = sorted(module for module in MODULES if part_of(module) == part)
-    program = f"import sys\nimport {', '.join(modules)}\nprint(*sorted({set(JAX_FAMILY)!r} & set(sys.modules)))"
+    absent = JAX_FAMILY | (HTTP_SERVERS if part in NO_HTTP_SERVER else frozenset())
+    program = f"import sys\nimport {', '.join(modules)}\nprint(*sorted({set(absent)!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

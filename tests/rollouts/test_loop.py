@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from orca_jax.errors import RequestError
+from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import Unavailable
-from orca_jax.link.open_updates import OpenUpdates
-from orca_jax.link.wire import ReplaceWeights, UpdateWeights, WeightsRead, WeightsUpdated
+from orca_jax.link.wire import EngineAnswer, EngineCall, FromFrontEnd, ReadWeights, Ready
 from orca_jax.request import SamplingParams, StructuredOutput
+from orca_jax.server_config import ServerConfig
 from tests.rollouts.toy_weights import Front, ShiftedToy, expected, run_front
 
 PROMPT = list(range(1, 13))
@@ -152,17 +153,47 @@ def test_an_update_ends_with_the_engine() -> None:
 def test_an_answer_after_the_end_of_an_update_is_ignored() -> None:
     """A server that stops has ended its updates, while the engine still reads the weights of one."""
 
+    class Silent:
+        """A link to an engine without answers of its own."""
+
+        def send(self, message: FromFrontEnd) -> None:
+            sent.append(message)
+
+    sent: list[FromFrontEnd] = []
+
     async def act() -> None:
-        sent: list[UpdateWeights | ReplaceWeights] = []
-        updates = OpenUpdates(sent.append)
-        update = asyncio.ensure_future(updates.run("1", None, aborts=False))
-        await asyncio.sleep(0)
-        updates.fail(Unavailable("the server is shutting down"))
+        client = EngineClient(ServerConfig())
+        client.attach(Silent())
+        client.serve(Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2))
+        update = asyncio.ensure_future(client.update_weights("1"))
+        while not sent:
+            await asyncio.sleep(0)
+        client.stop()
         with pytest.raises(Unavailable):
             await update
-        (first,) = sent
-        updates.take(WeightsRead(first.update_id))
-        updates.take(WeightsUpdated(first.update_id, version=1))
-        assert sent == [first], "no weights are to be replaced"
+        client.take(EngineAnswer(0))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert sent == [EngineCall(0, ReadWeights("1"))], "no weights are to be replaced"
 
     asyncio.run(act())
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_an_update_goes_on_while_the_server_drains_or_without_its_caller(is_cancelled: bool) -> None:
+    """The engine has read the weights, and begins with no other ones before these are in use."""
+    toy = ShiftedToy(max_model_len=64)
+
+    async def act(front: Front) -> None:
+        update = asyncio.create_task(front.client.update_weights("9"))
+        while toy.prepared != ["9"]:
+            await asyncio.sleep(0)
+        if is_cancelled:
+            update.cancel()
+            assert await front.client.update_weights("4") == 2
+        else:
+            front.client.drain()
+            assert await update == 1
+
+    run_front(toy, act)
+    assert toy.engine.weight_version == 1 + is_cancelled

@@ -11,7 +11,7 @@ import pytest
 
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
-from orca_jax.link.wire import Message, ReplaceWeights, Updates, UpdateWeights, WeightsRead, WeightsUpdated
+from orca_jax.link.wire import EngineAnswer, EngineCall, Message, ReadWeights, ReplaceWeights, Updates
 from orca_jax.serve.app import create_app
 from orca_jax.server_config import ServerConfig
 from tests.serve.played import PlayedLink, Stage, on_stage, saying
@@ -26,13 +26,16 @@ class UpdatedLink(PlayedLink):
 
     def send(self, message: Message) -> None:
         super().send(message)
-        if isinstance(message, UpdateWeights):
-            self.version, self.source = message.version or 5, message.source
-            refused = WeightsUpdated(message.update_id, error="these weights are bad", param="model")
-            self._client.take(refused if message.source.endswith("bad") else WeightsRead(message.update_id))
-        elif isinstance(message, ReplaceWeights):
-            self.aborts = message.aborts
-            self._client.take(WeightsUpdated(message.update_id, self.version))
+        match message:
+            case EngineCall(number, ReadWeights(source, version)):
+                self.version, self.source = version or 5, source
+                is_bad = source.endswith("bad")
+                answer = EngineAnswer(number, "these weights are bad", "model") if is_bad else EngineAnswer(number)
+            case EngineCall(number, ReplaceWeights(aborts)):
+                self.aborts, answer = aborts, EngineAnswer(number, version=self.version)
+            case _:
+                return
+        asyncio.get_running_loop().call_soon(self._client.take, answer)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca_jax.serve.access import Access
+from orca_jax.serve.health import metrics_route
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
@@ -40,7 +41,7 @@ def application(observer: ServerObserver) -> ASGIApp:
                 Route("/crash", crash),
                 Route("/log", log),
                 Route("/live", item),
-                *observer.routes(),
+                metrics_route(observer),
             ]
         ),
         observer,

@@ -22,12 +22,9 @@ class WatchedLab(TracedLab):
             lines.extend(json.loads(line) for line in data.splitlines())
 
         live = LiveTimeline(self.engine, self.writer._head, msgspec.json.Encoder().encode_lines, sink, self._tick)
-        self.engine.observer = Observers(self.writer, live)
+        self.watching.enter_context(self.engine.observed_by(live))
         live.start()
         return lines
-
-    def unwatch(self) -> None:
-        self.engine.observer = self.writer
 
 
 def of_kind(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -103,10 +100,11 @@ def test_lines_are_passed_on_in_groups() -> None:
     lab = WatchedLab(max_bs=1, shape=ONE)
     groups: list[bytes] = []
     live = LiveTimeline(lab.engine, lab.writer._head, msgspec.json.Encoder().encode_lines, groups.append, lab._tick)
-    lab.engine.observer = live
+    lab.watching.close()  # its own writer reads the clock too
     begun = lab.now
-    lab.add("A", 3, 30)
-    lab.run()
+    with lab.engine.observed_by(live):
+        lab.add("A", 3, 30)
+        lab.run()
     assert 1 < len(groups) <= (lab.now - begun) / LIVE_SECONDS + 1 < 30
 
 
@@ -124,10 +122,10 @@ def test_all_observers_hear_everything() -> None:
 
     events = {name for name in vars(Observer) if not name.startswith("_")}
     lab = WatchedLab(max_bs=1, page_size=2, shape=ONE._replace(num_pages=4))
-    lab.engine.observer = Observers(Ear(0), Ear(1))
-    lab.add("A", 3, 3)
-    lab.run()
-    lab.engine.observer.flush()
+    with lab.engine.observed_by(Ear(0)), lab.engine.observed_by(Ear(1)):
+        lab.add("A", 3, 3)
+        lab.run()
+        lab.engine.observer.flush()
     assert {name for _, name in heard} >= events - {"preempted"}
     assert [name for number, name in heard if number == 0] == [name for number, name in heard if number == 1]
     assert {name for name in vars(Observers) if not name.startswith("_")} == events

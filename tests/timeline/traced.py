@@ -1,5 +1,7 @@
 """The lab of scheduler tests, with a timeline writer."""
 
+from contextlib import ExitStack
+
 import msgspec
 
 from orca_jax.config import CacheConfig, EngineConfig, SchedulerName, SpeculativeConfig
@@ -39,7 +41,8 @@ class TracedLab(Lab):
         head = TimelineHeader(TIMELINE_VERSION, config, cache, self.pool.max_model_len, budget, (), 0.0)
         self.parts: list[bytes] = []
         self.writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, self.parts.append, self._tick)
-        self.engine.observer = self.writer
+        self.watching = ExitStack()
+        self.watching.enter_context(self.engine.observed_by(self.writer))
 
     def _tick(self) -> float:
         self.now = round(self.now + 0.01, 2)

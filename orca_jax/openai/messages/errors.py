@@ -1,10 +1,9 @@
 """API errors in Anthropic's format, for its routes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from starlette.responses import Response
-from starlette.types import Scope
 
 from orca_jax.openai.errors import ApiError, PromptTooLong, sane
 
@@ -47,24 +46,15 @@ def encode_error(error: ApiError, request_id: str) -> bytes:
     return msgspec.json.encode(MessagesError(MessagesErrorBody(kind, sane(message)), request_id))
 
 
-def error_response(error: ApiError, scope: Scope) -> Response:
-    """The error as an HTTP response, in the format of the API that the call belongs to."""
-    if not is_anthropic(scope):
-        return error.response()
-    request_id = scope.get("state", {}).get("request_id", "")
-    headers = {REQUEST_ID: request_id, **error.headers}
-    return Response(encode_error(error, request_id), error.status, headers, media_type="application/json")
-
-
-def is_anthropic(scope: Scope) -> bool:
-    """True for calls below `/v1/messages`, and for those about models by Anthropic's clients."""
+def is_anthropic(scope: Mapping[str, Any]) -> bool:
+    """True for calls below `/v1/messages`, and for those about models by Anthropic's clients. `scope` is ASGI's."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     if _is_below(path, MESSAGES):
         return True
     return _is_below(path, MODELS) and has_version(scope)
 
 
-def has_version(scope: Scope) -> bool:
+def has_version(scope: Mapping[str, Any]) -> bool:
     """True if a call has the header that all clients of Anthropic send."""
     return any([name.lower() == VERSION_HEADER.encode() for name, _ in scope["headers"]])
 
