@@ -1,6 +1,6 @@
 """Iteration-level scheduling and selective batching for Transformer generation in JAX.
 
-`LLM` and `AsyncLLM` are imported on first use, so that `import orca_jax` is fast and needs no device.
+`LLM`, `AsyncLLM` and `RequestOutput` are imported on first use, so that `import orca_jax` is fast and needs no device.
 """
 
 import signal
@@ -11,11 +11,12 @@ if sys.argv[:1] == ["-m"] or (sys.argv[:1] and sys.argv[0].endswith("/orca-jax")
     # The package is run as a program. Ctrl-C during its imports ends it without a traceback, until `run_program`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from orca_jax.request import LoRARequest, RequestOutput, SamplingParams
+from orca_jax.request import LoRARequest, SamplingParams
 
 if TYPE_CHECKING:
     from orca_jax.async_llm import AsyncLLM
     from orca_jax.llm import LLM
+    from orca_jax.llm.outputs import RequestOutput
 
 __all__ = ["LLM", "AsyncLLM", "LoRARequest", "RequestOutput", "SamplingParams"]
 
@@ -25,8 +26,16 @@ def __getattr__(name: str) -> object:
         from orca_jax.llm import LLM
 
         return LLM
+    if name == "RequestOutput":
+        from orca_jax.llm.outputs import RequestOutput
+
+        return RequestOutput
     if name == "AsyncLLM":
         from orca_jax.async_llm import AsyncLLM
 
         return AsyncLLM
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("orca-jax")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,10 +28,10 @@ from orca_jax.llm.arguments import (
 from orca_jax.llm.chat import Conversation, Conversations, as_conversations
 from orca_jax.llm.new_weights import save_tree
 from orca_jax.llm.open_requests import OfflineCall, OpenCandidate, OpenPrompt
-from orca_jax.request import LoRARequest, RequestOutput, SamplingParams, Urgency, of_candidate
+from orca_jax.llm.outputs import RequestOutput
+from orca_jax.request import LoRARequest, SamplingParams, Urgency, of_candidate
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.encoding_threads import EncodingThreads
-from orca_jax.text.stream import OutputStream
 from orca_jax.text.tokenizer import Tokenizer, check_characters, load_tokenizer
 
 
@@ -106,8 +106,9 @@ class AsyncLLM:
         self,
         prompt: PromptInput,
         sampling_params: SamplingParams | None = None,
-        priority: int = 0,
+        request_id: str | None = None,
         *,
+        priority: int = 0,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield the output so far after each iteration that changes it; the last one is `finished`.
@@ -117,6 +118,7 @@ class AsyncLLM:
         Args:
             prompt: a text, token ids, or a dict as in vLLM.
             sampling_params: None for the defaults.
+            request_id: the id in the outputs; None: a number.
             priority: a lower one runs sooner. It needs `scheduling_policy="priority"`.
             lora_request: an adapter. It needs `enable_lora=True`; the first use of its name loads it.
 
@@ -125,7 +127,7 @@ class AsyncLLM:
             EngineError: the engine has ended, or does not respond.
         """
         params = sampling_params or SamplingParams()
-        async for output in self._outputs(plain_prompt(prompt), params, priority, True, lora_request):
+        async for output in self._outputs(plain_prompt(prompt), params, priority, True, lora_request, request_id):
             yield output
 
     async def chat(
@@ -187,6 +189,7 @@ class AsyncLLM:
         priority: int,
         add_special_tokens: bool,
         lora_request: LoRARequest | None,
+        request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         client, texts = self._parts()
         if priority and self._config.engine.scheduling_policy != "priority":
@@ -195,14 +198,14 @@ class AsyncLLM:
         ids, in_ids = await self._threads.run_async(partial(_checked, texts, prompt, params, add_special_tokens))
         adapter = None if lora_request is None else await self._adapter(client, lora_request)
         text = prompt if isinstance(prompt, str) else None
-        of = OpenPrompt(str(next(self._numbers)), OfflineCall(num_open=1), text, tuple(ids))
+        name = str(next(self._numbers)) if request_id is None else request_id
+        of = OpenPrompt(name, OfflineCall(num_open=1), text, tuple(ids))
         candidates: dict[str, OpenCandidate] = {}
         submits: list[Submit] = []
         for index in range(params.n):
-            request_id = client.new_request_id()
-            stream = OutputStream.for_params(texts.tokenizer, params)
-            candidates[request_id] = of.add(stream, params.logprobs is not None)
-            submits.append(Submit(request_id, ids, of_candidate(in_ids, index), Urgency(priority), adapter))
+            candidate_id = client.new_request_id()
+            candidates[candidate_id] = of.add(texts.tokenizer, params)
+            submits.append(Submit(candidate_id, ids, of_candidate(in_ids, index), Urgency(priority), adapter))
         try:
             async with client.open(submits) as call:
                 while of.num_open:
@@ -269,4 +272,4 @@ def _checked(
         check_characters(prompt, texts.most_tokens, texts.tokenizer)
     elif not all(type(token) is int for token in prompt):
         raise RequestError("a prompt must be a string or a list of token ids", param="prompt")
-    return encoded(prompt, params, texts.tokenizer, add_special_tokens)
+    return encoded(prompt, params, texts.tokenizer, add_special_tokens, texts.most_tokens)

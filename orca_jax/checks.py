@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin, get_type_hints
 
-from orca_jax.errors import ConfigError, reason_of
+from orca_jax.errors import ConfigError, RequestError, reason_of
 
 VALUE_ALIASES: Mapping[str, str] = {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}
 """Values accepted in place of others, as in vLLM."""
@@ -28,14 +28,51 @@ VALUE_ALIASES: Mapping[str, str] = {"half": "float16", "float": "float32", "fp8_
 MAX_ADAPTER_NAME = 256  # characters
 
 _SYNONYMS: Mapping[str, str] = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "block_size": "page_size"}
+_NEGATIVE = re.compile(r"(--)?(no|disable|without)[-_]")
 _LEAST_LIKENESS = 0.6  # difflib's own default: one wrong letter in three
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
+def structured_form(given: object) -> tuple[Any, Any]:
+    """Return kind and value of a constraint in the form of vLLM's `StructuredOutputsParams`: one field of it."""
+    values = given if isinstance(given, Mapping) else vars(given) if hasattr(given, "__dict__") else {}
+    values = {name: value for name, value in values.items() if value and not name.startswith("_")}
+    name, value = next(iter(values.items()), ("", None))
+    if len(values) == 1 and name in ("json", "choice"):
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return "json_schema" if name == "json" else "choice", text
+    if len(values) == 1 and name in ("regex", "grammar", "json_object"):
+        return name, "" if name == "json_object" else value
+    known = "json, regex, choice, grammar or json_object"
+    message = f"structured_outputs must have exactly one of {known}; it has {', '.join(values) or 'none'}"
+    raise RequestError(message, param="structured_outputs")
+
+
+REFUSED_SAMPLING: Mapping[str, str] = {
+    **dict.fromkeys(("best_of", "early_stopping", "length_penalty", "use_beam_search"), "there is no beam search"),
+    **dict.fromkeys(("guided_decoding",), "give structured_outputs"),
+    **dict.fromkeys(("extra_args", "logits_processors"), "code of a plug-in is not loaded"),
+    **dict.fromkeys(("flat_logprobs", "logprob_token_ids", "prompt_logprob_start", "prompt_logprob_token_ids"),
+                    "log probabilities are by token id, of the most probable tokens"),
+    **dict.fromkeys(("output_kind", "output_text_buffer_length", "skip_clone", "stream_interval"),
+                    "outputs have all text so far, after each iteration"),
+    "skip_reading_prefix_cache": "give another cache_salt to each request",
+    "spaces_between_special_tokens": "the text is that of the ids, without more blanks",
+    "truncate_prompt_tokens": "shorten the prompt yourself",
+    **dict.fromkeys(("repetition_detection", "routed_experts_prompt_start", "thinking_token_budget",
+                     "trace_decode_token_ids", "watermarking"), "it is not implemented"),
+}  # fmt: skip
+"""Arguments of vLLM's `SamplingParams` that are refused, with reasons."""
+
+
 def closest(name: object, known: Iterable[object]) -> str | None:
-    """Return the known name closest to `name`, in any case of the letters, or None if none is close."""
-    names = {str(one).lower(): str(one) for one in known}
+    """Return the known name closest to `name`, in any case of the letters, or None if none is close.
+
+    A name is never the opposite of the other: `--no-overlap` is not close to `--overlaps`.
+    """
     text = str(name).lower()
+    is_negative = _NEGATIVE.match(text) is not None
+    names = {one.lower(): one for one in map(str, known) if (_NEGATIVE.match(one.lower()) is not None) == is_negative}
     near = difflib.get_close_matches(text, names, 1, _LEAST_LIKENESS)
     return _SYNONYMS[text] if _SYNONYMS.get(text) in names else names[near[0]] if near else None
 

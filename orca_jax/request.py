@@ -1,12 +1,15 @@
-"""Values that a caller of the engine passes and gets: parameters, urgency, updates, outputs."""
+"""Values that a caller of the engine passes and gets: parameters, urgency, updates."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, get_args
 
-from orca_jax.checks import adapter_name_fault, did_you_mean, unknown_name
+from orca_jax.checks import REFUSED_SAMPLING, adapter_name_fault, did_you_mean, structured_form, unknown_name
 from orca_jax.errors import RequestError
+
+REST_OF_CONTEXT = 2**31 - 1
+"""The `max_tokens` of a request that may fill the context; `LLM` puts the number of tokens in its place."""
 
 MAX_LOGPROBS = 20  # most probable tokens that a request may ask for; a shape of the compiled sampler
 MAX_CANDIDATES = 128  # texts generated for one prompt
@@ -85,12 +88,15 @@ class _NamesChecked:
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    _refused: ClassVar[Mapping[str, str]] = {}  # arguments of vLLM's class, with reasons
 
     def __new__(cls, *_: object, **values: object) -> Self:
         known = cls.__dataclass_fields__
         if not values.keys() <= known.keys():
             name = next(name for name in values if name not in known)
-            raise RequestError(unknown_name(cls.__name__, name, known), param=name)
+            reason = cls._refused.get(name)
+            message = unknown_name(cls.__name__, name, known) if reason is None else f"{name} is refused: {reason}"
+            raise RequestError(message, param=name)
         return super().__new__(cls)
 
 
@@ -142,9 +148,11 @@ class Constraint(Protocol):
 class SamplingParams(_NamesChecked):
     """Rules for choosing a request's tokens and for ending it.
 
+    `max_tokens=None` is `REST_OF_CONTEXT`. `structured_outputs` is vLLM's form of `structured`.
+
     The last group of fields is about text. The engine sees only ids: `LLM` and the server handle these fields, or
     convert them into the fields above. The engine refuses `stop`, `bad_words` and several candidates, and ignores the
-    other two.
+    others.
 
     Raises:
         RequestError: an argument is unknown, or a value has the wrong type or is out of range; `param` names it.
@@ -174,9 +182,15 @@ class SamplingParams(_NamesChecked):
     include_stop_str_in_output: bool = False  # keep them in the text
     bad_words: tuple[str, ...] = ()  # words that must not be generated; converted into `bad_token_ids`
     skip_special_tokens: bool = True  # leave special tokens out of the text
+    detokenize: bool = True  # make the text; False needs no `stop`
     n: int = 1  # candidates: texts generated for the prompt
 
     pooling: Pooling | None = None  # return an embedding of the prompt and generate nothing; set by `LLM.embed`
+    structured_outputs: Any = (
+        None  # moved into `structured`: a mapping with json, regex, choice, grammar or json_object
+    )
+
+    _refused: ClassVar[Mapping[str, str]] = REFUSED_SAMPLING
 
     @property
     def has_penalty(self) -> bool:
@@ -190,6 +204,12 @@ class SamplingParams(_NamesChecked):
 
     def __post_init__(self) -> None:
         # Lists become tuples. A frozen dataclass has no other way to convert a field.
+        if self.structured_outputs is not None:
+            _require(self.structured is None, "structured_outputs", "None beside structured", self.structured_outputs)
+            object.__setattr__(self, "structured", StructuredOutput(*structured_form(self.structured_outputs)))
+            object.__setattr__(self, "structured_outputs", None)
+        if getattr(self, "max_tokens") is None:  # noqa: B009 - a caller may give it
+            object.__setattr__(self, "max_tokens", REST_OF_CONTEXT)
         for name in ("stop_token_ids", "stop", "bad_words"):
             if type(values := getattr(self, name)) is not tuple:
                 object.__setattr__(self, name, _as_tuple(name, values))
@@ -208,7 +228,7 @@ class SamplingParams(_NamesChecked):
         self._check_text()
 
     def _check_types(self) -> None:
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if type(value := getattr(self, name)) is not bool:
                 _require(False, name, "true or false", value)
         _require(isinstance(self.cache_salt, str), "cache_salt", "a string", self.cache_salt)
@@ -255,6 +275,7 @@ class SamplingParams(_NamesChecked):
             strings = getattr(self, name)
             holds = all(isinstance(string, str) and string for string in strings)
             _require(holds, name, "a list of strings that are not empty", strings)
+        _require(self.detokenize or not self.stop, "stop", "empty with detokenize=False", self.stop)
 
 
 def _check(param: str, value: object) -> None:
@@ -371,30 +392,3 @@ class RequestUpdate(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # with the first ids, if requested
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
     pooled: bytes | None = None  # the last update of a request with `pooling`: its vector of float32, not normalised
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One generated text, with the fields of vLLM's class."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None = None  # the stop string or id of `stop_token_ids` at its end
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of `token_ids`, if requested
-    cumulative_logprob: float | None = None  # sum of the log probabilities
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A finished request, with the fields of vLLM's class."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    finished: bool = True
-    metrics: RequestMetrics | None = None  # None if an error or a stop string ended it
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the prompt's ids after the first
-    weight_version: int = 0  # of the weights that made it; see `LLM.update_params`

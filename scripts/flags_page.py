@@ -1,11 +1,24 @@
-"""Writes the list of all flags of the server into docs/flags.md, from its parser: `python scripts/flags_page.py`."""
+"""Writes the flags of the server into docs/flags.md, and vLLM's into docs/vllm.md: `python scripts/flags_page.py`."""
 
 import argparse
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
+from orca_jax.config import EngineConfig
+from orca_jax.flags.vllm import REASONS, TAKEN
+from orca_jax.flags.vllm_names import SAME
+from orca_jax.request import SamplingParams
 from orca_jax.serve.args import make_parser
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "flags.md"
+VLLM_PAGE = ROOT / "docs" / "vllm.md"
+VLLM_NAMES = ROOT / "tests" / "flags" / "vllm_0.32.0.json"
+HERE = "taken, as here"
 BEGIN = "<!-- begin: python scripts/flags_page.py -->"
 END = "<!-- end: python scripts/flags_page.py -->"
 
@@ -25,10 +38,51 @@ def flag_list() -> str:
     return "".join(parts)
 
 
-def renewed(text: str) -> str:
-    """Return the text of the page with the list written again."""
+def vllm_lists() -> str:
+    """Return what happens to each flag and keyword of a version of vLLM."""
+    names = json.loads(VLLM_NAMES.read_text(encoding="utf-8"))
+    fields = {field.name for field in dataclasses.fields(EngineConfig)} | {"skip_tokenizer_init"}
+    flags = [f"--{name}" for name in (*names["serve"], *names["removed"])]
+    return "".join(
+        [
+            f"\n### Flags of `vllm serve` {names['version']}, and earlier ones\n\n",
+            _table(flags, make_parser()._option_string_actions, REASONS),
+            "\n### Arguments of `LLM`\n\n",
+            _table(names["LLM"], fields, REASONS),
+            "\n### Arguments of `SamplingParams`\n\n",
+            _table(names["SamplingParams"], SamplingParams.__dataclass_fields__, SamplingParams._refused),
+        ]
+    )
+
+
+def verdict(name: str, own: Collection[str], refused: Any) -> str:
+    """Return what happens to a flag or keyword of vLLM. Raises KeyError if it has no row."""
+    plain = name.removeprefix("--").replace("_", "-")
+    same = SAME.get(f"--{plain}")
+    if name in own:
+        return HERE
+    if same is not None:
+        return "taken, under another name"
+    if known := TAKEN.get(plain):
+        values = "" if known.only is None else f" with {' or '.join(f'`{one}`' for one in known.only)}, else refused"
+        return f"taken and named{values}: {known.reason}"
+    return f"refused: {refused.get(name) or refused[plain]}"
+
+
+def _table(names: Iterable[str], own: Collection[str], refused: Any) -> str:
+    rows = defaultdict(list)
+    for name in names:
+        shown = f"`{name}` (`{SAME[name]}`)" if name in SAME and name not in own else f"`{name}`"
+        rows[verdict(name, own, refused)].append(shown)
+    order = sorted(rows, key=lambda what: (what.startswith("refused"), what.startswith("taken and"), what))
+    lines = [f"| {what} | {', '.join(sorted(rows[what]))} |\n" for what in order]
+    return "".join(["| what happens | names |\n|---|---|\n", *lines])
+
+
+def renewed(text: str, content: str) -> str:
+    """Return the text of a page with its list written again."""
     before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{flag_list()}\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n{content}\n{END}{rest.partition(END)[2]}"
 
 
 def _row(flag: argparse.Action) -> str:
@@ -39,4 +93,5 @@ def _row(flag: argparse.Action) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, content in ((PAGE, flag_list()), (VLLM_PAGE, vllm_lists())):
+        page.write_text(renewed(page.read_text(encoding="utf-8"), content), encoding="utf-8")

@@ -22,7 +22,7 @@ from orca_jax.timeline.__main__ import main as timeline
 
 PYTHON: list[tuple[Callable[..., object], dict[str, Any], type[OrcaError], str]] = [
     (LLM, {"max_num_seq": 4}, ConfigError, "LLM has no argument 'max_num_seq'; did you mean max_num_seqs?"),
-    (LLM, {"block_size": 16}, ConfigError, "did you mean page_size?"),
+    (LLM, {"page_sizes": 16}, ConfigError, "did you mean page_size?"),
     (LLM, {"dtype": "fp16"}, ConfigError, "dtype must be one of float32, bfloat16, float16, auto, got 'fp16'"),
     (LLM, {"dtype": "fp16"}, ConfigError, "; did you mean float16?"),
     (LLM, {"dtype": "BF16"}, ConfigError, "; did you mean bfloat16?"),
@@ -100,7 +100,7 @@ def test_values_that_mean_the_same() -> None:
 
 
 FLAGS: list[tuple[Callable[[list[str]], object], str, str]] = [
-    (serve_args, "--max-num-seq 4", "unrecognized arguments: --max-num-seq 4; --max-num-seq: did you mean"),
+    (serve_args, "--max-num-seq 4", "unrecognized arguments: --max-num-seq; --max-num-seq: did you mean"),
     (serve_args, "--max-num-seq 4", "did you mean --max-num-seqs?"),
     (serve_args, "--max-num-seq=4", "did you mean --max-num-seqs?"),
     (serve_args, "--dtype fp16", "did you mean float16?"),

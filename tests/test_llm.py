@@ -15,6 +15,7 @@ import pytest
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.errors import ConfigError, EngineError, RequestError
+from orca_jax.llm.outputs import by_id
 from orca_jax.request import StructuredOutput
 from orca_jax.text import encoding_threads
 from orca_jax.text.tokenizer import ByteTokenizer
@@ -260,11 +261,31 @@ def test_log_probabilities(llm: LLM) -> None:
     (output, plain) = llm.generate(["abcd", "abcd"], [params, replace(params, logprobs=None, prompt_logprobs=None)])
     (completion,) = output.outputs
     whole = [*b"abcd", *completion.token_ids]
-    assert output.prompt_logprobs == tuple(toy_score(list(b"abcd"), 1, vocab_size=257))
-    assert completion.logprobs == tuple(toy_score(whole, 2, vocab_size=257)[3:])
-    assert completion.cumulative_logprob == pytest.approx(sum(token.logprob for token in completion.logprobs))
+    scores = [
+        by_id(token, one, llm.tokenizer)
+        for token, one in zip(b"bcd", toy_score(list(b"abcd"), 1, vocab_size=257), strict=True)
+    ]
+    assert output.prompt_logprobs == (None, *scores)
+    pairs = list(zip(completion.token_ids, toy_score(whole, 2, vocab_size=257)[3:], strict=True))
+    assert completion.logprobs == tuple(by_id(token, one, llm.tokenizer) for token, one in pairs)
+    first, (token_id, expected) = completion.logprobs[0], pairs[0]
+    assert next(iter(first)) == token_id and first[token_id][:2] == (expected.logprob, expected.rank)
+    assert first[token_id].decoded_token == llm.get_tokenizer().decode([token_id])
+    assert completion.cumulative_logprob == pytest.approx(sum(one.logprob for _, one in pairs))
     assert (plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob, plain.prompt_logprobs) == (None, None, None)
     assert plain.outputs[0].token_ids == completion.token_ids
+
+
+def test_the_rest_of_the_context_and_no_text(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=None, ignore_eos=True, detokenize=False)  # type: ignore[arg-type]
+    (output,) = llm.generate(list(b"abc"), params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == llm.max_model_len - 3 and output.outputs[0].text == ""
+    assert output.num_cached_tokens >= 0
+    with LLM(model=TOY, skip_tokenizer_init=True) as without:
+        (output,) = without.generate([[97, 98]], params_of(4), use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 4 and output.outputs[0].text == ""
+        with pytest.raises(RequestError, match="must be token ids"):
+            without.generate("ab", params_of(4), use_tqdm=False)
 
 
 def test_bad_words_never_come(llm: LLM) -> None:

@@ -323,7 +323,7 @@ def test_a_benchmark_has_no_flag_that_it_sets_itself(
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), *flag.split()])
-    assert caught.value.code == 2 and f"unrecognized arguments: {flag}" in capsys.readouterr().err
+    assert caught.value.code == 2 and f"unrecognized arguments: {flag.split()[0]}" in capsys.readouterr().err
 
 
 def test_a_burst_leaves_the_other_scheduler_without_the_settings_of_the_first(

@@ -34,7 +34,7 @@ def parse_args(argv: Sequence[str] | None = None) -> BatchConfig:
 def make_parser() -> FlagParser:
     """Return the parser of the flags."""
     name = program("batch")
-    usage = f"{name} -i INPUT -o OUTPUT [flags]"
+    usage = f"{name} [MODEL] -i INPUT -o OUTPUT [flags]"
     brief = {*BRIEF, "input", "output", "format", "body", "order", "overwrite", "base_url"}
     parser = FlagParser(name, usage, brief=brief, description=DESCRIPTION)
     parser.add_argument(
@@ -45,5 +45,5 @@ def make_parser() -> FlagParser:
     )
     add_field_args(parser, BatchConfig, own_fields())
     add_field_args(parser, ServerConfig, model_fields())
-    add_engine_args(parser)
+    add_engine_args(parser, has_word=True)
     return parser

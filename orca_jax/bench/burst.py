@@ -34,7 +34,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
             help=f"range of {what} tokens, uniform (default: {bounds[0]} {bounds[1]})",
         )  # fmt: skip
     add_plot_args(parser)
-    add_engine_args(parser, scheduler="orca", max_num_seqs=4, max_num_batched_tokens=128)
+    add_engine_args(parser, has_word=True, scheduler="orca", max_num_seqs=4, max_num_batched_tokens=128)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="temperature of every request (default: 0.0)"
     )
-    add_engine_args(parser, model="preset:gpt2")
+    add_engine_args(parser, has_word=True, model="preset:gpt2")
 
 
 def run(args: argparse.Namespace) -> None:

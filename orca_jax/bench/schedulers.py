@@ -77,7 +77,8 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         "--redraw", metavar="FILE", help="only draw --plot again, from the line of JSON of an earlier run in a file"
     )
     # --schedulers names the schedulers; and a timeline would mix the requests of their pools.
-    add_engine_args(parser, without=("scheduler", "trace_file"), model="preset:gpt2", max_num_seqs=16)
+    own = ("scheduler", "trace_file")
+    add_engine_args(parser, without=own, has_word=True, model="preset:gpt2", max_num_seqs=16)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -46,14 +46,16 @@ class ServerStart:
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this benchmark."""
-    parser.add_argument("--model", default="demo", metavar="MODEL", help="model to serve (default: demo)")
+    parser.add_argument("--model", metavar="MODEL", help="model to serve (default: demo)")
     parser.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="starts of each kind; the medians are reported (default: 1)"
     )
     parser.add_argument(
         "--timeout", type=float, default=1800.0, metavar="SECONDS", help="longest time for a start (default: 1800)"
     )
-    parser.add_argument("server_flags", nargs="*", metavar="-- FLAG", help="further flags of the server")
+    parser.add_argument(
+        "server_flags", nargs="*", metavar="MODEL -- FLAG", help="the same as --model, and further flags of the server"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -65,6 +67,11 @@ def run(args: argparse.Namespace) -> None:
     """
     if args.repeat < 1:
         raise ConfigError("repeat must be at least 1", param="repeat")
+    if args.server_flags and not args.server_flags[0].startswith("-"):
+        if args.model is not None:
+            raise ConfigError("model cannot be combined with the word MODEL; leave one of them out", param="model")
+        args.model = args.server_flags.pop(0)
+    args.model = args.model or "demo"
     given = {flag.partition("=")[0] for flag in args.server_flags}
     for flag in OWN_FLAGS:
         if flag in given:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> FlagParser:
     """Return the parser of the flags."""
-    parser = text_parser("chat", "[flags]", DESCRIPTION, max_tokens=256)
+    parser = text_parser("chat", "[MODEL] [flags]", DESCRIPTION, max_tokens=256, has_word=True)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     return parser
 

@@ -29,7 +29,7 @@ class Subcommand(NamedTuple):
 GROUPS = {
     "Generate text": {
         "serve": Subcommand("orca_jax.serve.__main__", "start a server with OpenAI's API", "orca_jax.serve.args"),
-        "generate": Subcommand("orca_jax.cli.generate", "continue a text"),
+        "generate": Subcommand("orca_jax.cli.generate", "answer or continue a text"),
         "chat": Subcommand("orca_jax.cli.chat", "talk to a model in the terminal"),
         "batch": Subcommand("orca_jax.batch.__main__", "answer a file of requests", "orca_jax.batch.args"),
     },

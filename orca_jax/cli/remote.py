@@ -88,8 +88,10 @@ def _refusal(status: int, content: bytes) -> RequestError | EngineError:
         message = _message(json.loads(content))
     except ValueError:
         message = content[:200].decode(errors="replace")
-    kind = RequestError if status < 500 and status != 429 else EngineError
-    return kind(f"the server answered {status}: {message}")
+    text = f"the server answered {status}: {message}"
+    if status >= 500 or status == 429:
+        return EngineError(text)
+    return RequestError(text, param="chat_template" if b'"no_chat_template"' in content else None)
 
 
 def _message(answer: Any) -> str:

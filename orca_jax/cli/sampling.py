@@ -11,9 +11,24 @@ from orca_jax.flags.needs import check_needs
 from orca_jax.request import SamplingParams
 
 
-def text_parser(name: str, usage: str, description: str, max_tokens: int) -> FlagParser:
-    """Return a parser with the flags of sampling, of a server and of an engine for one request at a time."""
-    brief = {"base_url", "max_tokens", "temperature", "top_p", "stop", "system", "json", "model", "tokenizer", "dtype"}
+def text_parser(name: str, usage: str, description: str, max_tokens: int, *, has_word: bool = False) -> FlagParser:
+    """Return a parser with the flags of sampling, of a server and of an engine for one request at a time.
+
+    `has_word`: the model may be a word.
+    """
+    brief = {
+        "raw",
+        "base_url",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "stop",
+        "system",
+        "json",
+        "model",
+        "tokenizer",
+        "dtype",
+    }
     name = f"{COMMAND} {name}"
     parser = FlagParser(name, f"{name} {usage}", brief=brief, description=description)
     group = parser.add_argument_group("sampling")
@@ -31,7 +46,7 @@ def text_parser(name: str, usage: str, description: str, max_tokens: int) -> Fla
         "--base-url", metavar="URL", help="use an OpenAI-compatible server instead of an engine in this process"
     )
     server.add_argument("--api-key-file", metavar="FILE", help="file with the API key of the server")
-    add_engine_args(parser, progress=True, max_num_seqs=1)
+    add_engine_args(parser, has_word=has_word, progress=True, max_num_seqs=1)
     return parser
 
 

@@ -3,6 +3,7 @@
 from orca_jax.flags.engine import (
     add_engine_args,
     add_field_args,
+    add_model_word,
     engine_config_from_args,
     human_int,
     options_for,
@@ -19,6 +20,7 @@ __all__ = [
     "FlagParser",
     "add_engine_args",
     "add_field_args",
+    "add_model_word",
     "engine_config_from_args",
     "flag_message",
     "flag_of",

@@ -31,14 +31,22 @@ def human_int(text: str) -> int:
     return int(value)
 
 
-def add_engine_args(parser: argparse.ArgumentParser, *, without: Collection[str] = (), **defaults: Any) -> None:
-    """Add a flag for every field of `EngineConfig`; `defaults` override those of the fields.
+def add_engine_args(
+    parser: argparse.ArgumentParser, *, without: Collection[str] = (), has_word: bool = False, **defaults: Any
+) -> None:
+    """Add a flag for every field of `EngineConfig`.
 
-    A program that sets some fields itself leaves them out (`without`): it could not honour their flags. A `FlagParser`
-    also gets `--config`.
+    A `FlagParser` also gets `--config`, and takes vLLM's flags that have no effect here.
+
+    Args:
+        parser: gets the flags.
+        without: fields that the program sets itself: it could not honour their flags.
+        has_word: the model may be a word of the command line instead of `--model`, as in `serve MODEL`.
+        defaults: override those of the fields.
     """
     if isinstance(parser, FlagParser):
         parser.add_config_flag()
+        parser.takes_vllm = True
     group = parser.add_argument_group("engine")
     hints = get_type_hints(EngineConfig)
     for field in dataclasses.fields(EngineConfig):
@@ -49,7 +57,16 @@ def add_engine_args(parser: argparse.ArgumentParser, *, without: Collection[str]
         default = defaults.get(field.name, field.default)
         shown = "" if default is None else f" (default: {default})"
         options: dict[str, Any] = {"dest": field.name, "default": default, "help": help_of(field.name) + shown}
-        group.add_argument(*flags, **options, **options_for(hints[field.name], field.name))
+        place = group
+        if has_word and field.name == "model":
+            place = group.add_mutually_exclusive_group()
+            add_model_word(place)
+        place.add_argument(*flags, **options, **options_for(hints[field.name], field.name))
+
+
+def add_model_word(parser: argparse._ActionsContainer) -> None:
+    """Add the word MODEL, which stands for `--model MODEL`, to a group with this flag alone."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model")
 
 
 def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from orca_jax.checks import did_you_mean
 from orca_jax.flags.program import EXIT_USAGE
 from orca_jax.flags.settings_file import file_of, read_settings, values_of
+from orca_jax.flags.vllm import dashed, translated
 
 CONFIG = "config"
 _HELP_FLAGS = ("-h", "--help")
@@ -37,6 +38,8 @@ class FlagParser(argparse.ArgumentParser):
         self._brief = brief
         self._settings: dict[str, Any] = {}  # values that replace the defaults, by the names of the settings
         self._files: dict[str, Mapping[str, Any]] = {}  # values of the files read so far
+        self.takes_vllm = False  # vLLM's flags without an effect here are taken, and named once
+        self._named: set[str] = set()
         if brief is not None:
             text = "show this help; --help=all: all flags; --help=WORD: the flags of a group, or with a word in a name"
             self.add_argument(
@@ -86,7 +89,7 @@ class FlagParser(argparse.ArgumentParser):
         Raises:
             ConfigError: the file cannot be read, or a setting in it is unknown or wrong; `param` is "config".
         """
-        self._words = list(sys.argv[1:] if args is None else args)
+        self._words = self._translated(list(sys.argv[1:] if args is None else args))
         settings = {**self._settings, **self._settings_of_file()}
         if settings:
             namespace = argparse.Namespace() if namespace is None else namespace
@@ -94,6 +97,23 @@ class FlagParser(argparse.ArgumentParser):
             for action in self._actions:
                 action.required = action.required and action.dest not in settings
         return super().parse_known_args(self._words, namespace)
+
+    def _translated(self, words: list[str]) -> list[str]:
+        if not self.takes_vllm:
+            end = words.index("--") if "--" in words else len(words)
+            return [*map(dashed, words[:end]), *words[end:]]
+        try:
+            kept, dropped = translated(words, self._option_string_actions)
+        except ValueError as error:
+            self.exit(EXIT_USAGE, f"error: {error}\n")
+        self.name_ignored(dropped)
+        return kept
+
+    def name_ignored(self, flags: Sequence[str]) -> None:
+        """Name flags that have no effect here on standard error, each once."""
+        if new := sorted(set(flags) - self._named):
+            self._named.update(new)
+            print(f"no effect here, as docs/vllm.md explains: {', '.join(new)}", file=sys.stderr)
 
     @property
     def _has_config(self) -> bool:
@@ -115,6 +135,8 @@ class FlagParser(argparse.ArgumentParser):
 
     def hinted(self, message: str) -> str:
         """Return the message of an error with suggestions for misspelt flags."""
+        if "argument MODEL" in message and (unknown := self._unknown()):  # the word may be the value of one of them
+            message = f"unrecognized arguments: {' '.join(unknown)}"
         has_misspelt = message.startswith(("unrecognized arguments", "the following arguments are required"))
         return message + self._suggestions() if has_misspelt else message
 
@@ -131,12 +153,20 @@ class FlagParser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             raise argparse.ArgumentError(action, error.message + did_you_mean(value, action.choices or ())) from None
 
-    def _suggestions(self) -> str:
+    def _unknown(self) -> list[str]:
+        """The flags that this parser does not have."""
+        known = self._known_flags()
+        words = [word.partition("=")[0] for word in self._words]
+        return [word for word in words if word.startswith("--") and word not in known and word != "--"]
+
+    def _known_flags(self) -> list[str]:
         known = list(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 chosen = [parser for name, parser in action.choices.items() if name in self._words]
                 known += [flag for parser in chosen for flag in parser._option_string_actions]
-        words = [word.partition("=")[0] for word in self._words]
-        unknown = [word for word in words if word.startswith("--") and word not in known]
-        return "".join(f"; {word}: {hint[2:]}" for word in unknown if (hint := did_you_mean(word, known)))
+        return known
+
+    def _suggestions(self) -> str:
+        known = self._known_flags()
+        return "".join(f"; {word}: {hint[2:]}" for word in self._unknown() if (hint := did_you_mean(word, known)))

@@ -10,6 +10,7 @@ from typing import Any
 from orca_jax.checks import MAX_NESTING, did_you_mean, short
 from orca_jax.errors import ConfigError
 from orca_jax.flags.texts import JSON_FLAGS
+from orca_jax.flags.vllm import has_no_effect, own_setting
 
 MAX_BYTES = 2**20  # of a file
 
@@ -89,9 +90,12 @@ def values_of(parser: argparse.ArgumentParser, data: Mapping[str, object], origi
     found: dict[str, Any] = {}
     seen: set[str] = set()
     for key, value in data.items():
-        action = known.get(str(key).replace("_", "-"))
+        name, value = own_setting(str(key), value)
+        action = known.get(name)
+        if action is None and _is_ignored(parser, name, value, f"{origin}: {key}"):
+            continue
         if action is None:
-            hint = did_you_mean(str(key).replace("_", "-"), known)
+            hint = did_you_mean(name, known)
             raise ConfigError(f"{origin}: there is no setting {key!r}{hint}", param="config")
         if action.dest in seen:
             raise ConfigError(f"{origin} sets {key} twice", param="config")
@@ -102,6 +106,17 @@ def values_of(parser: argparse.ArgumentParser, data: Mapping[str, object], origi
         except (argparse.ArgumentError, ValueError) as error:
             problem = error.message if isinstance(error, argparse.ArgumentError) else error
             raise ConfigError(f"{origin}: {key}: {problem}", param="config") from None
+    return found
+
+
+def _is_ignored(parser: argparse.ArgumentParser, name: str, value: object, place: str) -> bool:
+    """Name a setting of vLLM that has no effect here. Returns False for another one, and raises for a refused one."""
+    try:
+        found = getattr(parser, "takes_vllm", False) and has_no_effect(name, value)
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}", param="config") from None
+    if found:
+        parser.name_ignored([f"--{name}"])  # type: ignore[attr-defined]
     return found
 
 

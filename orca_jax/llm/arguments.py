@@ -1,8 +1,9 @@
 """Checks and conversions of the arguments of `LLM` and `AsyncLLM`."""
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from types import NoneType
 from typing import Any, cast
@@ -10,10 +11,13 @@ from typing import Any, cast
 from orca_jax.checks import unknown_name
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, RequestError
-from orca_jax.request import DEFAULT_URGENCY, LoRARequest, SamplingParams, Urgency
+from orca_jax.flags.vllm import has_no_effect, own_setting
+from orca_jax.request import DEFAULT_URGENCY, REST_OF_CONTEXT, LoRARequest, SamplingParams, Urgency
 from orca_jax.text.bad_words import engine_params
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.tokenizer import Tokenizer, check_characters
+
+logger = logging.getLogger(__name__)
 
 PlainPrompt = str | Sequence[int]
 """A text or token ids."""
@@ -123,18 +127,44 @@ def engine_settings(of: str, model: str, settings: Mapping[str, Any]) -> EngineC
         ConfigError: a setting is unknown or wrong; `param` names it.
     """
     known = [field.name for field in fields(EngineConfig)]
+    given = {name: settings[name] for name in known if name in settings}
+    ignored: list[str] = []
     for name in sorted(settings.keys() - known):
-        raise ConfigError(unknown_name(of, name, known), param=name)
-    own = settings.get("decoder")
+        same, value = own_setting(name, settings[name])
+        if (same := same.replace("-", "_")) in known and same not in settings:
+            given[same] = value
+            continue
+        try:
+            if not has_no_effect(name.replace("_", "-"), settings[name]):
+                raise ConfigError(unknown_name(of, name, known), param=name)
+        except ValueError as error:
+            raise ConfigError(str(error), param=name) from None
+        ignored.append(name)
+    if ignored:
+        logger.warning("no effect here, as docs/vllm.md explains: %s", ", ".join(ignored))
+    own = given.get("decoder")
     named = {"decoder": f"{own.__module__}:{own.__qualname__}"} if isinstance(own, type) else {}
-    return EngineConfig(model=model, **{**settings, **named})
+    return EngineConfig(model=model, **{**given, **named})
+
+
+def ids_only(params: SamplingParams) -> SamplingParams:
+    """Return the parameters of a request without texts. Raises RequestError."""
+    for name in ("structured", "bad_words"):
+        if getattr(params, name):
+            raise RequestError(f"{name} needs an LLM with a tokenizer, without skip_tokenizer_init", param=name)
+    return replace(params, detokenize=False)
 
 
 def encoded(
-    prompt: PlainPrompt, params: SamplingParams, tokenizer: Tokenizer, add_special_tokens: bool
+    prompt: PlainPrompt, params: SamplingParams, tokenizer: Tokenizer, add_special_tokens: bool, context: int
 ) -> tuple[list[int], SamplingParams]:
-    """Return the ids of a prompt, and the parameters for the engine. Raises RequestError."""
+    """Return the ids of a prompt, and the parameters for the engine. Raises RequestError.
+
+    `context` is the largest number of tokens of a request.
+    """
     ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+    if params.max_tokens == REST_OF_CONTEXT:
+        params = replace(params, max_tokens=max(context - len(ids), params.min_tokens, 1))
     return ids, engine_params(params, tokenizer)
 
 
@@ -156,7 +186,7 @@ def encode_prompt(
     has_special_tokens: bool,
 ) -> tuple[list[int], SamplingParams]:
     """The ids of a prompt, and the parameters for the engine. Raises RequestError."""
-    convert = partial(encoded, prompt, params, tokenizer, not has_special_tokens)
+    convert = partial(encoded, prompt, params, tokenizer, not has_special_tokens, max_model_len)
     if isinstance(prompt, str):
         check_characters(prompt, max_model_len, tokenizer)
     return threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()

@@ -6,6 +6,7 @@ from typing import Any
 
 from orca_jax.errors import RequestError
 from orca_jax.text.template import ChatTemplate, load_chat_template
+from orca_jax.text.tokenizer import Tokenizer
 
 Conversation = Sequence[Mapping[str, Any]]
 ROLES_NEEDED = "each message must be a mapping with a role, such as {'role': 'user', 'content': 'Hello'}"
@@ -47,6 +48,34 @@ class Conversations:
         """End the processes of the templates."""
         while self._templates:
             self._templates.popitem()[1].close()
+
+
+class ChatTokenizer:
+    """A tokenizer with the chat template of its model, as `LLM.get_tokenizer` returns it."""
+
+    def __init__(self, tokenizer: Tokenizer, conversations: Conversations) -> None:
+        self._tokenizer = tokenizer
+        self._conversations = conversations
+        self.vocab_size = tokenizer.vocab_size
+        self.bos_token_id, self.eos_token_id = tokenizer.bos_id, tokenizer.eos_id
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text."""
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of ids."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
+
+    def apply_chat_template(
+        self, conversation: Conversation, tokenize: bool = True, add_generation_prompt: bool = False, **kwargs: Any
+    ) -> str | list[int]:
+        """Return the prompt of a conversation, as ids or as text. Errors as in `Conversations.render`."""
+        options = {"tools": kwargs.pop("tools", None), "kwargs": kwargs}
+        text = self._conversations.render(
+            conversation, template_file=None, add_generation_prompt=add_generation_prompt, **options
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:

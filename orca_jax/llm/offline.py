@@ -19,21 +19,22 @@ from orca_jax.llm.arguments import (
     check_version,
     encode_prompt,
     engine_settings,
+    ids_only,
     naming,
     one_for_each,
     plain_prompt,
     urgencies,
 )
-from orca_jax.llm.chat import Conversation, Conversations, as_conversations
+from orca_jax.llm.chat import ChatTokenizer, Conversation, Conversations, as_conversations
 from orca_jax.llm.embed import EmbeddingRequestOutput, embedded
 from orca_jax.llm.loras import LoadedAdapters
 from orca_jax.llm.open_requests import OfflineCall, OpenPrompt, text_pieces
+from orca_jax.llm.outputs import RequestOutput
 from orca_jax.llm.turns import Turns
-from orca_jax.request import Constraint, Pooling, RequestOutput, SamplingParams, Urgency, of_candidate
+from orca_jax.request import Constraint, Pooling, SamplingParams, Urgency, of_candidate
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.grammar import GrammarFactory
-from orca_jax.text.stream import OutputStream
-from orca_jax.text.tokenizer import Tokenizer
+from orca_jax.text.tokenizer import BYTE_TOKENIZER, Tokenizer
 
 
 class _CheckedPrompt(NamedTuple):
@@ -59,13 +60,17 @@ class LLM:
 
     Args:
         model: "demo", a directory, a name of the Hugging Face Hub (ORG/NAME), or "preset:<name>".
-        settings: any field of `EngineConfig`. `decoder` may be the class itself.
+        skip_tokenizer_init: read no tokenizer; prompts are ids, and outputs have no text.
+        settings: any field of `EngineConfig`. `decoder` may be the class itself. Those of vLLM's that have no effect
+            here are named in the log, and the others refused (docs/vllm.md).
 
     Raises:
         ConfigError: a setting is unknown or wrong; `param` names it.
     """
 
-    def __init__(self, model: str = "demo", **settings: Any) -> None:
+    def __init__(self, model: str = "demo", *, skip_tokenizer_init: bool = False, **settings: Any) -> None:
+        if skip_tokenizer_init:
+            settings["tokenizer"] = BYTE_TOKENIZER  # for the parts that need one; no text reaches it
         config = engine_settings("LLM", model, settings)
         self._built = built = build_engine(config)
         self._has_priorities = config.scheduling_policy == "priority"
@@ -79,6 +84,7 @@ class LLM:
         self._turns = Turns(built.engine)
         self._loras = LoadedAdapters(built, self._turns)
         self._conversations = Conversations(built.directory)
+        self._ids_only = skip_tokenizer_init
         self._numbers = itertools.count()
         self._free = weakref.finalize(self, _free, built, self._conversations)
         self._free.atexit = False  # the system frees the memory, and JAX may have ended before
@@ -151,6 +157,10 @@ class LLM:
             for conversation in as_conversations(messages)
         ]
         return self._run(texts, sampling_params, use_tqdm, None, lora_request, has_special_tokens=True)
+
+    def get_tokenizer(self) -> ChatTokenizer:
+        """Return the tokenizer of the model, with its chat template."""
+        return ChatTokenizer(self.tokenizer, self._conversations)
 
     def unload_lora(self, lora_name: str) -> None:
         """Forget an adapter. Its name may then stand for another one. Raises RequestError."""
@@ -282,6 +292,8 @@ class LLM:
         """
         self._turns.check_usable()
         params = one_for_each(sampling_params, len(prompts))
+        if self._ids_only:
+            params = [ids_only(one) for one in params]
         check_pooling(params, pools=pools)
         urgency = urgencies(priority, len(prompts), has_priorities=self._has_priorities)
         adapters = self._loras.names(lora_request, len(prompts))
@@ -304,6 +316,8 @@ class LLM:
     def _prepare(self, given: PromptInput, params: SamplingParams, has_special_tokens: bool) -> _CheckedPrompt:
         """Check and encode a prompt, and compile its grammar, beside the turns of other threads."""
         prompt = plain_prompt(given)
+        if self._ids_only and isinstance(prompt, str):
+            raise RequestError("it must be token ids, since this LLM has skip_tokenizer_init=True", param="prompt")
         sizes = self.tokenizer, self.max_model_len
         ids, in_ids = encode_prompt(prompt, params, *sizes, self._threads, has_special_tokens)
         structured, compiler = params.structured, self._grammars.compile
@@ -318,8 +332,7 @@ class LLM:
         for index, constraint in enumerate(constraints):
             candidate_id = f"{request_id}.{index}" if index else request_id
             self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency, adapter)
-            stream = OutputStream.for_params(self.tokenizer, params)
-            self._turns.open[candidate_id] = of.add(stream, params.logprobs is not None)
+            self._turns.open[candidate_id] = of.add(self.tokenizer, params)
             call.candidates.append(candidate_id)
         call.num_open += 1
         return of

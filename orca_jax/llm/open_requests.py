@@ -4,8 +4,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
-from orca_jax.request import CompletionOutput, RequestMetrics, RequestOutput, RequestUpdate, TokenLogprobs
+from orca_jax.llm.outputs import CompletionOutput, Logprobs, RequestOutput, by_id
+from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
 from orca_jax.text.stream import OutputStream
+from orca_jax.text.tokenizer import Tokenizer
 
 
 @dataclass(eq=False)
@@ -28,11 +30,13 @@ class OpenPrompt:
     prompt_ids: tuple[int, ...]
     candidates: list["OpenCandidate"] = field(default_factory=list)
     num_open: int = 0
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
-    def add(self, stream: OutputStream, wants_logprobs: bool) -> "OpenCandidate":
+    def add(self, tokenizer: Tokenizer, params: SamplingParams) -> "OpenCandidate":
         """Add a candidate."""
-        candidate = OpenCandidate(self, len(self.candidates), stream, wants_logprobs)
+        stream = OutputStream.for_params(tokenizer, params)
+        spells = tokenizer if params.detokenize else None
+        candidate = OpenCandidate(self, len(self.candidates), stream, spells, params.logprobs is not None)
         self.candidates.append(candidate)
         self.num_open += 1
         return candidate
@@ -47,6 +51,7 @@ class OpenPrompt:
             finished=not self.num_open,
             metrics=_joined([candidate.metrics for candidate in self.candidates]),
             prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.candidates[0].num_cached,
             weight_version=self.call.weight_version,
         )
 
@@ -58,10 +63,11 @@ class OpenCandidate:
     of: OpenPrompt
     index: int
     stream: OutputStream
+    spells: Tokenizer | None  # for the texts of log probabilities
     wants_logprobs: bool
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
     pooled: bytes | None = None  # the embedding, if it was requested
     num_cached: int = 0  # tokens of the prompt read from the prefix cache
     error: str | None = None
@@ -71,12 +77,15 @@ class OpenCandidate:
         """Append the text, ids and log probabilities of an iteration. Return True if the text has ended."""
         self.text += self.stream.push(update.new_ids, update.finish_reason)
         self.ids += update.new_ids
-        self.logprobs += update.logprobs
+        if update.logprobs:
+            pairs = zip(update.new_ids, update.logprobs, strict=True)
+            self.logprobs += [by_id(token_id, one, self.spells) for token_id, one in pairs]
         if update.finish_reason is not None:
             self.pooled, self.error = update.pooled, update.error
         self.num_cached = update.num_cached or self.num_cached
         if update.prompt_logprobs is not None:
-            self.of.prompt_logprobs = update.prompt_logprobs
+            pairs = zip(self.of.prompt_ids[1:], update.prompt_logprobs, strict=True)
+            self.of.prompt_logprobs = (None, *(by_id(token_id, one, self.spells) for token_id, one in pairs))
         return self.stream.finish_reason is not None
 
     def finish(self, metrics: RequestMetrics | None) -> None:
@@ -92,6 +101,7 @@ class OpenCandidate:
         stream, used = self.stream, self.stream.num_tokens
         is_done = stream.finish_reason is not None
         ids, logprobs = (self.ids[:used], self.logprobs[:used]) if is_done else (self.ids, self.logprobs)
+        chosen = [one[token_id].logprob for token_id, one in zip(ids, logprobs, strict=False)]
         return CompletionOutput(
             index=self.index,
             text=self.text,
@@ -99,7 +109,7 @@ class OpenCandidate:
             finish_reason=stream.finish_reason,
             stop_reason=stream.stop_reason,
             logprobs=tuple(logprobs) if self.wants_logprobs else None,
-            cumulative_logprob=sum(token.logprob for token in logprobs) if self.wants_logprobs else None,
+            cumulative_logprob=sum(chosen) if self.wants_logprobs else None,
         )
 
 

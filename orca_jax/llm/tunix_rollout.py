@@ -15,7 +15,8 @@ from flax import nnx
 
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.llm.offline import LLM
-from orca_jax.request import RequestOutput, SamplingParams, candidate_seed
+from orca_jax.llm.outputs import RequestOutput
+from orca_jax.request import SamplingParams, candidate_seed
 
 BASE = "tunix.rl.rollout.base_rollout"
 
@@ -127,7 +128,8 @@ class _Rollout:
             scores = np.zeros(completions.shape, np.float32)
             for index, ((_, rest), output) in enumerate(zip(rows, outputs, strict=True)):
                 known = output.prompt_logprobs or ()
-                scores[index, : len(rest)] = [one.logprob for one in known[len(known) - len(rest) :]]
+                pairs = zip(rest, known[len(known) - len(rest) :], strict=True)
+                scores[index, : len(rest)] = [one[token_id].logprob for token_id, one in pairs if one is not None]
             return jnp.asarray(scores)
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
@@ -190,7 +192,9 @@ def _wants_logprobs(config: Any) -> bool:
 
 
 def _logprobs(output: RequestOutput) -> np.ndarray:
-    return np.array([one.logprob for one in output.outputs[0].logprobs or ()], np.float32)
+    (completion,) = output.outputs
+    pairs = zip(completion.token_ids, completion.logprobs or (), strict=False)
+    return np.array([one[token_id].logprob for token_id, one in pairs], np.float32)
 
 
 def _used(completion: np.ndarray, pad: int, eos: int) -> int:

@@ -138,7 +138,7 @@ def _require(holds: bool, param: str, what: str) -> None:
 def make_parser(name: str | None = None, description: str = DESCRIPTION) -> FlagParser:
     """Return a parser with all flags of the server for the program `name`, for `read_flags`."""
     name = name or program("serve")
-    parser = FlagParser(name, f"{name} [flags]", brief=BRIEF, description=description)
-    add_engine_args(parser)
+    parser = FlagParser(name, f"{name} [MODEL] [flags]", brief=BRIEF, description=description)
+    add_engine_args(parser, has_word=True)
     add_field_args(parser, ServerConfig, _FIELDS)
     return parser

@@ -15,13 +15,16 @@ class IncrementalDecoder:
     character wait for the next id.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, decodes: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._decodes = decodes
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        """Return the text completed by these ids; it may be empty."""
+        """Return the text completed by these ids; it may be empty, and is without `decodes`."""
+        if not self._decodes:
+            return ""
         spell, hidden = self._tokenizer.token_bytes, self._hidden
         return self._utf8.decode(b"".join(spell(i) for i in ids if i not in hidden))
 
@@ -92,8 +95,9 @@ class OutputStream:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         stop_token_ids: Collection[int] = (),
+        decodes: bool = True,
     ) -> None:
-        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens)
+        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens, decodes=decodes)
         self._matcher = StopMatcher(stops, include_stop)
         self._watches = bool(stops)
         self._include_stop = include_stop
@@ -113,6 +117,7 @@ class OutputStream:
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
             stop_token_ids=params.stop_token_ids,
+            decodes=params.detokenize,
         )
 
     @property

@@ -86,7 +86,7 @@ def fetch(request: Request) -> Any:
         return json.load(response)
 
 
-def generate(setting: Setting, model: str, sizes: dict[str, int]) -> Found:
+def generate(setting: Setting, model: str, sizes: dict[str, Any]) -> Found:
     """Start `LLM`, generate a text, and run the trace; a compilation meanwhile is an error."""
     import jax
 

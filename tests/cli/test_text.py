@@ -139,10 +139,10 @@ def test_a_server_continues_and_chats(
 
     bodies = served(handler, monkeypatch)
     flags = ["--base-url", "http://host/v1/", "--api-key-file", str(key), "--max-tokens", "5", "--sampling-seed", "3"]
-    assert main(["generate", "a", *flags]) == 0
+    assert main(["generate", "a", *flags, "--raw"]) == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("b\n"))
     assert main(["chat", *flags, "--model", "named", "--temperature", "0", "--stop", "z"]) == 0
-    assert main(["generate", "a", *flags, "--temperature", "1", "--top-p", "1"]) == 0
+    assert main(["generate", "a", *flags, "--temperature", "1", "--top-p", "1", "--raw"]) == 0
     assert capsys.readouterr().out == "x\nHello\nx\n"
     paths = ["/v1/models", "/v1/completions", "/v1/chat/completions"]
     assert [path for path, _, _ in bodies] == [*paths, *paths[:2]]
@@ -159,6 +159,23 @@ def test_a_server_continues_and_chats(
         "stop": ["z"],
         **common,
     }
+
+
+@pytest.mark.parametrize(("has_template", "shown"), [(True, "Hi"), (False, "x")])
+def test_generate_answers_by_the_chat_template(
+    has_template: bool, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = httpx.Response(400, json={"error": {"message": "none", "code": "no_chat_template"}})
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/completions":
+            return events({"text": "x"})
+        return events({"delta": {"content": "Hi"}}) if has_template else refused
+
+    bodies = served(handler, monkeypatch)
+    assert main(["generate", "a", "--base-url", "http://host", "--model", "m"]) == 0
+    assert capsys.readouterr().out == f"{shown}\n"
+    assert json.loads(bodies[0][2])["messages"] == [{"role": "user", "content": "a"}]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,17 @@
-"""docs/flags.md has all flags of the server, as its parser has them."""
+"""docs/flags.md has all flags of the server, as its parser has them, and docs/vllm.md those of vLLM."""
 
-from scripts.flags_page import PAGE, actions, renewed
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts.flags_page import PAGE, VLLM_PAGE, actions, flag_list, renewed, vllm_lists
 
 
-def test_the_list_of_flags_is_current() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert renewed(text) == text, "run: python scripts/flags_page.py"
+@pytest.mark.parametrize(("page", "content"), [(PAGE, flag_list), (VLLM_PAGE, vllm_lists)])
+def test_the_list_of_flags_is_current(page: Path, content: Callable[[], str]) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert renewed(text, content()) == text, "run: python scripts/flags_page.py"
 
 
 def test_the_list_has_every_flag() -> None:

@@ -11,7 +11,8 @@ from orca_jax import AsyncLLM, SamplingParams
 from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.wire import EngineAnswer, EngineCall, FromFrontEnd, LoadAdapter, Ready
-from orca_jax.request import LoRARequest, RequestOutput
+from orca_jax.llm.outputs import RequestOutput
+from orca_jax.request import LoRARequest
 from orca_jax.server_config import ServerConfig
 from tests.sim.oracle import toy_generate
 

@@ -104,7 +104,7 @@ def test_candidates_have_seeds_of_their_own(llm: LLM) -> None:
             assert completion.text == llm.tokenizer.decode(completion.token_ids)
             assert completion.logprobs is not None and len(completion.logprobs) == len(completion.token_ids)
         assert len({completion.token_ids for completion in output.outputs}) > 1
-        assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(prompt) - 1
+        assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(prompt)
         assert output.metrics is not None and output.metrics.arrival <= output.metrics.finished
 
 

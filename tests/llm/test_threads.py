@@ -11,8 +11,9 @@ import pytest
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.errors import EngineError
+from orca_jax.llm.outputs import RequestOutput
 from orca_jax.llm.turns import FairLock
-from orca_jax.request import RequestOutput, RequestUpdate
+from orca_jax.request import RequestUpdate
 from orca_jax.sim.toy import ToyExecutor
 from tests.sim.oracle import toy_generate
 

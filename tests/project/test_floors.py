@@ -63,7 +63,7 @@ FLOORS: dict[str, frozenset[str]] = {
         "engine",
     }
     | {"hub", "timeline"},
-    "llm": FACTS | {"bundled", "progress", "assembly", "engine", "text"},
+    "llm": FACTS | {"bundled", "flags", "progress", "assembly", "engine", "text"},
     "link": FACTS
     | {
         "bundled",

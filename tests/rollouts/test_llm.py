@@ -9,8 +9,8 @@ import pytest
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.errors import CheckpointError, ConfigError, RequestError
+from orca_jax.llm.outputs import RequestOutput
 from orca_jax.model.trees.memory import nested
-from orca_jax.request import RequestOutput
 from tests.rollouts.test_weights import GPT2, flat_of
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18], [5, 6], [9] * 9]

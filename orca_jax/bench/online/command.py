@@ -11,6 +11,7 @@ from orca_jax.bench.online import closed_loop, open_loop
 from orca_jax.bench.online.key import KEY_VARIABLE
 from orca_jax.bench.online.settings import DEFAULT_REQUESTS, LIMITS
 from orca_jax.bench.workload.generate import add_workload_args
+from orca_jax.flags import add_model_word
 from orca_jax.flags.needs import check_needs
 
 CLOSED = ("clients", "tokens")
@@ -20,7 +21,9 @@ OWN_SERVER = ("pace", "server_flags")
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of both loops."""
     parser.add_argument("--base-url", metavar="URL", help="a running server, with or without /v1")
-    parser.add_argument("--model", metavar="NAME", help="model name at --base-url (default: its only model)")
+    model = parser.add_mutually_exclusive_group()
+    add_model_word(model)
+    model.add_argument("--model", metavar="NAME", help="model name at --base-url (default: its only model)")
     before = set(parser._actions)
     _add_requests(parser)
     _add_arrivals(parser)
