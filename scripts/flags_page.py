@@ -45,11 +45,11 @@ def vllm_lists() -> str:
     flags = [f"--{name}" for name in (*names["serve"], *names["removed"])]
     return "".join(
         [
-            f"\n### Flags of `vllm serve` {names['version']}, and earlier ones\n\n",
+            f"\n## Flags of `vllm serve` {names['version']}, and earlier ones\n\n",
             _table(flags, make_parser()._option_string_actions, REASONS),
-            "\n### Arguments of `LLM`\n\n",
+            "\n## Arguments of `LLM`\n\n",
             _table(names["LLM"], fields, REASONS),
-            "\n### Arguments of `SamplingParams`\n\n",
+            "\n## Arguments of `SamplingParams`\n\n",
             _table(names["SamplingParams"], SamplingParams.__dataclass_fields__, SamplingParams._refused),
         ]
     )
