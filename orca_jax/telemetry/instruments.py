@@ -4,9 +4,9 @@
 publish an additional `_created` series each.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -14,40 +14,59 @@ PREFIX = "orca_jax_"
 Labels = tuple[str, ...]
 
 
-class Instrument(Protocol):
-    """A metric with samples to publish."""
+class Instrument(ABC):
+    """A metric with samples to publish.
+
+    Args:
+        name: without the prefix.
+        text: the line of help.
+        labels: names of its labels.
+        prefix: of the name.
+    """
+
+    def __init__(self, name: str, text: str, labels: Labels = (), *, prefix: str = PREFIX) -> None:
+        self.name = name
+        self._prefix, self._text, self._labels = prefix, text, labels
 
     def family(self) -> Metric:
         """The current samples."""
-        ...
+        return self._family(self._prefix + self.name, self._text, self._labels, ())
+
+    def twin(self, name: str, labels: Mapping[str, str]) -> Metric:
+        """The current samples under another name, each with more labels."""
+        text = f"The same as {self._prefix}{self.name}."
+        return self._family(name, text, (*labels, *self._labels), tuple(labels.values()))
+
+    @abstractmethod
+    def _family(self, name: str, text: str, labels: Labels, first: Labels) -> Metric:
+        """Return the samples; `first` are the values of the labels before the metric's own."""
 
 
-class Counter:
+class Counter(Instrument):
     """A total that only grows, one for each combination of label values in use."""
 
     def __init__(
         self, name: str, text: str, labels: Labels = (), known: Sequence[Labels] = (), *, prefix: str = PREFIX
     ) -> None:
-        self._name, self._text, self._labels = prefix + name, text, labels
+        super().__init__(name, text, labels, prefix=prefix)
         self._values: dict[Labels, float] = dict.fromkeys(known if labels else [()], 0)
 
     def add(self, amount: float = 1, labels: Labels = ()) -> None:
         """Add to the total; `labels` in the order of their names."""
         self._values[labels] = self._values.get(labels, 0) + amount
 
-    def family(self) -> Metric:
-        """The current samples."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, value in self._values.items():
-            family.add_metric(labels, value)
+    def _family(self, name: str, text: str, labels: Labels, first: Labels) -> Metric:
+        family = CounterMetricFamily(name, text, labels=labels)
+        for own, value in self._values.items():
+            family.add_metric((*first, *own), value)
         return family
 
 
-class Gauge:
+class Gauge(Instrument):
     """A current value, one for each combination of label values in use."""
 
     def __init__(self, name: str, text: str, labels: Labels = (), *, prefix: str = PREFIX) -> None:
-        self._name, self._text, self._labels = prefix + name, text, labels
+        super().__init__(name, text, labels, prefix=prefix)
         self._values: dict[Labels, float] = {} if labels else {(): 0}
 
     def set(self, value: float, labels: Labels = ()) -> None:
@@ -62,11 +81,10 @@ class Gauge:
         """Remove the values of all labels."""
         self._values.clear()
 
-    def family(self) -> Metric:
-        """The current samples."""
-        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, value in self._values.items():
-            family.add_metric(labels, value)
+    def _family(self, name: str, text: str, labels: Labels, first: Labels) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=labels)
+        for own, value in self._values.items():
+            family.add_metric((*first, *own), value)
         return family
 
 
@@ -94,11 +112,11 @@ class Distribution:
         family.add_metric(labels, buckets, self._sum)
 
 
-class Histogram:
+class Histogram(Instrument):
     """Distributions, one for each combination of label values in use."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Labels = ()) -> None:
-        self._name, self._text, self._labels = PREFIX + name, text, labels
+        super().__init__(name, text, labels)
         self._bounds = bounds
         self._children: dict[Labels, Distribution] = {} if labels else {(): Distribution(bounds)}
 
@@ -109,9 +127,8 @@ class Histogram:
             child = self._children[labels] = Distribution(self._bounds)
         return child
 
-    def family(self) -> Metric:
-        """The current samples."""
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, child in self._children.items():
-            child.add_to(family, labels)
+    def _family(self, name: str, text: str, labels: Labels, first: Labels) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=labels)
+        for own, child in self._children.items():
+            child.add_to(family, (*first, *own))
         return family

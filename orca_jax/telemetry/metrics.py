@@ -6,20 +6,43 @@ from prometheus_client.metrics_core import Metric
 
 from orca_jax.engine import ACCEPTED_PER_POS, HOST_PARTS
 from orca_jax.startup import EngineSummary
-from orca_jax.telemetry.instruments import Counter, Gauge, Histogram, Instrument, Labels
+from orca_jax.telemetry.instruments import Counter, Gauge, Histogram, Instrument
+from orca_jax.telemetry.otel import RequestEnd
 
 TOKEN_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 FIRST_TOKENS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 DURATIONS = (0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 900, 3600)
+COUNTS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))  # tokens of a request
 CALLS = (0.005, 0.05, 0.5, 5, 30, 120, 600)  # few bounds, since every route has a series for each
 
 ENGINE_STATES = ("loading", "compiling", "ready", "draining", "stopping", "hung", "dead")
+# The metrics of vLLM with the meaning of ours, after its prefix, by the name of ours.
+TWINS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    **{
+        name: {name: {}}
+        for name in (
+            *("prompt_tokens_total", "generation_tokens_total", "request_success_total", "request_prompt_tokens"),
+            *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+            *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+            *("request_inference_time_seconds", "request_time_per_output_token_seconds", "num_requests_running"),
+            *("kv_cache_usage_perc", "num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+        )
+    },
+    "request_generation_tokens": {"request_generation_tokens": {}, "request_max_num_generation_tokens": {}},
+    "num_requests_waiting": {"num_requests_waiting": {}, "num_requests_waiting_by_reason": {"reason": "capacity"}},
+}
+VLLM = "vllm:"
+MODEL_LABELS = ("model_name", "engine")
+ENGINE = "0"  # the rank among data-parallel engines: a server has one
 INFO_LABELS = ("device", "num_devices", "dtype", "kv_cache_dtype", "attention", "scheduler")
 END_REASONS = ("stop", "length", "tool_calls", "abort", "error", "timeout")
 
 
 class RequestSeries:
-    """Metrics of the engine's requests; a call has one request for each prompt and choice."""
+    """Metrics of the engine's requests; a call has one request for each prompt and choice.
+
+    Queue, prefill and decode of a request add up to its latency.
+    """
 
     def __init__(self) -> None:
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of requests that got their first token.")
@@ -44,6 +67,38 @@ class RequestSeries:
         self.queued = Histogram(
             "request_queue_time_seconds", "Time from the arrival in the engine until the first iteration.", FIRST_TOKENS
         )
+        self.prompt_lengths = Histogram("request_prompt_tokens", "Prompt tokens of a complete request.", COUNTS)
+        self.lengths = Histogram("request_generation_tokens", "Generated tokens of a complete request.", COUNTS)
+        self.prefill = Histogram(
+            "request_prefill_time_seconds", "Time from the first iteration until the first token.", DURATIONS
+        )
+        self.decode = Histogram(
+            "request_decode_time_seconds", "Time from the first token until the end, of complete requests.", DURATIONS
+        )
+        self.inference = Histogram(
+            "request_inference_time_seconds",
+            "Time from the first iteration until the end, of complete requests.",
+            DURATIONS,
+        )
+        self.mean_gap = Histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time between two generated tokens, of complete requests.",
+            TOKEN_GAPS,
+        )
+
+    def complete(self, end: RequestEnd) -> None:
+        """Count a request that ended by itself."""
+        self.duration.of().observe(end.duration)
+        self.prompt_lengths.of().observe(end.prompt_tokens)
+        self.lengths.of().observe(end.completion_tokens)
+        if end.queued is None or end.first_token is None:
+            return  # it needed no token
+        decode = end.duration - end.first_token
+        self.prefill.of().observe(end.first_token - end.queued)
+        self.decode.of().observe(decode)
+        self.inference.of().observe(end.duration - end.queued)
+        if end.completion_tokens > 1:
+            self.mean_gap.of().observe(decode / (end.completion_tokens - 1))
 
 
 class EngineSeries:
@@ -144,29 +199,20 @@ class HttpSeries:
 
 
 class GatewaySeries:
-    """Metrics for the Kubernetes inference gateway, under its default names."""
+    """Metrics of vLLM that only the Kubernetes inference gateway reads, under its default names."""
 
     def __init__(self) -> None:
-        names: Labels = ("model_name",)
-        self.running = Gauge(
-            "num_requests_running", "The same as orca_jax_num_requests_running.", names, prefix="vllm:"
-        )
-        self.waiting = Gauge(
-            "num_requests_waiting", "The same as orca_jax_num_requests_waiting.", names, prefix="vllm:"
-        )
-        self.kv_usage = Gauge("kv_cache_usage_perc", "The same as orca_jax_kv_cache_usage_perc.", names, prefix="vllm:")
         self.cache_config = Gauge(
             "cache_config_info",
             "1, with the tokens of a KV cache page and the number of pages as labels.",
             ("block_size", "num_gpu_blocks"),
-            prefix="vllm:",
+            prefix=VLLM,
         )
-
         self.loras = Gauge(
             "lora_requests_info",
             "Time of the last change in seconds since 1970, with the adapters of running and waiting requests.",
             ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-            prefix="vllm:",
+            prefix=VLLM,
         )
 
     def show_loras(self, most: int, running: Sequence[str], waiting: Sequence[str], now: float) -> None:
@@ -186,41 +232,45 @@ class SpeculationSeries:
     """Totals of speculation, under vLLM's names; they appear with the first proposal."""
 
     def __init__(self) -> None:
-        names: Labels = ("model_name",)
         # By the name of the total in `orca_jax.engine.totals`.
         self.totals = {
             "spec_decode_drafts": Counter(
-                "spec_decode_num_drafts_total", "Proposals of speculation.", names, prefix="vllm:"
+                "spec_decode_num_drafts_total", "Proposals of speculation.", MODEL_LABELS, prefix=VLLM
             ),
             "spec_decode_draft_tokens": Counter(
-                "spec_decode_num_draft_tokens_total", "Proposed tokens.", names, prefix="vllm:"
+                "spec_decode_num_draft_tokens_total", "Proposed tokens.", MODEL_LABELS, prefix=VLLM
             ),
             "spec_decode_accepted_tokens": Counter(
-                "spec_decode_num_accepted_tokens_total", "Accepted tokens.", names, prefix="vllm:"
+                "spec_decode_num_accepted_tokens_total", "Accepted tokens.", MODEL_LABELS, prefix=VLLM
             ),
         }
         self.accepted_per_pos = Counter(
             "spec_decode_num_accepted_tokens_per_pos_total",
             "Accepted tokens by their place in the proposal, from 0.",
-            (*names, "position"),
-            prefix="vllm:",
+            (*MODEL_LABELS, "position"),
+            prefix=VLLM,
         )
 
     def add(self, grown: Mapping[str, float], model: str) -> None:
-        """Add the growth of all totals."""
+        """Add the growth of all totals, of the model of this name."""
         if not grown["spec_decode_drafts"]:
             return
         for name, counter in self.totals.items():
-            counter.add(grown[name], (model,))
+            counter.add(grown[name], (model, ENGINE))
         for name, count in grown.items():
             if name.startswith(ACCEPTED_PER_POS):
-                self.accepted_per_pos.add(count, (model, name.rpartition("_")[2]))
+                self.accepted_per_pos.add(count, (model, ENGINE, name.rpartition("_")[2]))
 
 
 class Metrics:
-    """All metrics of a server: a collector for a registry of `prometheus_client`."""
+    """All metrics of a server: a collector for a registry of `prometheus_client`.
 
-    def __init__(self) -> None:
+    Args:
+        model: the served name, a label of the metrics with vLLM's names.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
         self.requests = RequestSeries()
         self.engine = EngineSeries()
         self.http = HttpSeries()
@@ -232,4 +282,7 @@ class Metrics:
         for group in (self.requests, self.engine, self.http, self.gateway, self.speculation):
             for value in vars(group).values():
                 instruments: Iterable[Instrument] = value.values() if isinstance(value, dict) else (value,)
-                yield from (instrument.family() for instrument in instruments)
+                for instrument in instruments:
+                    yield instrument.family()
+                    for name, labels in TWINS.get(instrument.name, {}).items():
+                        yield instrument.twin(VLLM + name, {"model_name": self._model, "engine": ENGINE, **labels})

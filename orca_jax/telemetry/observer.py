@@ -149,11 +149,11 @@ class ServerObserver:
     def __init__(
         self, config: ServerConfig, tracing: Tracing | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.metrics = Metrics()
+        self._model = config.names[0]
+        self.metrics = Metrics(self._model)
         self.tracing = tracing
         self.clock = clock
         self.logs_requests = config.log_requests
-        self._model = config.names[0]
         self._max_loras = (config.engine.max_loras or MAX_LORAS) if config.engine.enable_lora else 0
         self._registry = CollectorRegistry()
         self._registry.register(self.metrics)
@@ -202,7 +202,7 @@ class ServerObserver:
         if end.queued is not None:
             requests.queued.of().observe(end.queued)
         if end.reason in COMPLETE:
-            requests.duration.of().observe(end.duration)
+            requests.complete(end)
 
     def render(self) -> bytes:
         """All metrics in Prometheus's text format."""
@@ -230,7 +230,6 @@ class ServerObserver:
         if state == "dead":
             stats = None
         pages, used = (0, 0) if stats is None else (stats.num_pages, stats.num_pages - stats.free_pages)
-        usage = used / pages if pages else 0.0
         for name in ENGINE_STATES:
             engine.state.set(name == state, (name,))
         engine.heartbeat_age.set(self.clock() - at)
@@ -248,14 +247,9 @@ class ServerObserver:
         if self._max_loras:
             running_loras, waiting_loras = ((), ()) if stats is None else (stats.running_loras, stats.waiting_loras)
             gateway.show_loras(self._max_loras, running_loras, waiting_loras, time.time())
-        model = (self._model,)
-        for gauge, twin, value in (
-            (engine.running, gateway.running, running),
-            (engine.waiting, gateway.waiting, waiting),
-            (engine.kv_usage, gateway.kv_usage, usage),
-        ):
-            gauge.set(value)
-            twin.set(value, model)
+        engine.running.set(running)
+        engine.waiting.set(waiting)
+        engine.kv_usage.set(used / pages if pages else 0.0)
 
 
 class _EngineTotals:

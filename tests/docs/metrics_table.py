@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "operations.md"
 def renewed(text: str) -> str:
     """Return the text of the page with the cells of each metric written again. Raises KeyError for an unknown one."""
     rows = {}
-    for family in Metrics().collect():
+    for family in Metrics("demo").collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in family._labelnames)  # type: ignore[attr-defined]
         rows[name] = f"| `{name}` | {family.type} | {labels} | {family.documentation} |".replace("|  |", "| |")

@@ -148,7 +148,7 @@ def rows(of: str) -> list[list[str]]:
 def test_metrics_table() -> None:
     documented = {row[0].strip("`"): row[1:] for row in rows("(?:orca_jax_|vllm:)")}
     expected = {}
-    for family in Metrics().collect():
+    for family in Metrics("demo").collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in family._labelnames)  # type: ignore[attr-defined]
         expected[name] = [family.type, labels, family.documentation]

@@ -17,6 +17,7 @@ from tests.serve.running import MODEL, Server, running, wait_until
 KEY, OTHER_KEY = "sk-operated-1", "sk-operated-2"
 PAGE = "https://page.example"
 OPEN = {"/live", "/health"}
+DASHBOARD = Path(__file__).with_name("vllm_dashboard.promql")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,27 @@ def test_counters_equal_what_was_sent(operated: Server) -> None:
     }
     assert {name: grown[f"orca_jax_{name}"] for name in expected} == expected
     assert after["orca_jax_engine_state|state=ready"] == 1
-    assert after[f"vllm:num_requests_waiting|model_name={MODEL}"] == 0
+    assert after[f"vllm:num_requests_waiting|engine=0|model_name={MODEL}"] == 0
+
+
+@pytest.mark.conforms("GET /metrics")
+def test_a_dashboard_of_vllm_is_not_empty(operated: Server) -> None:
+    """Each metric has samples with the labels that are asked for, and what is asked for its growth has grown."""
+    operated.complete("dashboard", cache_salt="dashboard", max_tokens=4, ignore_eos=True)
+    queries = DASHBOARD.read_text(encoding="utf-8").splitlines()[1:]
+    names = {name for query in queries for name in re.findall(r"vllm:\w+", query)}
+    wait_until(lambda: any(name.startswith("vllm:prefix_cache_queries") and n for name, n in metrics(operated).items()))
+    found = metrics(operated)
+    samples = {name: {key: n for key, n in found.items() if key.partition("|")[0] == name} for name in names}
+    for query in queries:
+        labels = set(re.findall(r"(\w+)=", query))
+        labels.update(*(inside.split(", ") for inside in re.findall(r"by \((.*?)\)", query)))
+        for name in re.findall(r"vllm:\w+", query):
+            assert all(f"|{label}=" in key for key in samples[name] for label in labels), query
+    grown = set(re.findall(r"(?:rate|increase)\((vllm:\w+)", "\n".join(queries)))
+    empty = {name for name in names if not (any if name in grown else len)(samples[name].values())}
+    assert empty <= {"vllm:num_preemptions_total", "vllm:prefix_cache_hits_total"}, "they have samples, of 0"
+    assert all(samples.values())
 
 
 def test_engine_totals_follow(operated: Server) -> None:

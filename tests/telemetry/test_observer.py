@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.startup import EngineSummary, StartReport
 from orca_jax.step import ExecutorStats
 from orca_jax.telemetry.instruments import Distribution
-from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES
+from orca_jax.telemetry.metrics import END_REASONS, ENGINE_STATES, TWINS
 from orca_jax.telemetry.observer import ServerObserver
 
 STATS = EngineStats(
@@ -82,9 +83,9 @@ def beat(phase: Any = "serving", executor: dict[str, Any] | None = None, **engin
 # Requests of the engine.
 
 
-def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    observer = ServerObserver(ServerConfig(), clock=clock)
+def play_request(clock: Clock) -> ServerObserver:
+    """A request of 7 prompt tokens: 0.2 s in the queue, 0.1 s of prefill, three more tokens in 0.052 s."""
+    observer = ServerObserver(ServerConfig(served_model_name=("m",)), clock=clock)
     record = observer.begin("req_a", "/v1/completions", 7)
     clock.now += 0.3
     record.take(tokens(1))
@@ -92,8 +93,13 @@ def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
     record.take(tokens(2))
     clock.now += 0.04
     record.take(tokens(3, 4, metrics=RequestMetrics(arrival=5.0, first_scheduled=5.2, first_token=5.3, finished=5.4)))
+    record.end("stop")
+    return observer
+
+
+def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        record.end("stop")
+        observer = play_request(Clock())
     (line,) = caplog.records
     shown = {name: getattr(line, name) for name in ("request_id", "endpoint", "finish_reason")}
     assert shown == {"request_id": "req_a", "endpoint": "/v1/completions", "finish_reason": "stop"}
@@ -105,7 +111,11 @@ def test_times_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
     assert found[f"{gaps}_count"] == 3
     assert found[f"{gaps}_sum"] == pytest.approx(0.052)
     assert [found[f"{gaps}_bucket{{le={le}}}"] for le in ("0.01", "0.015", "0.02", "0.03", "+Inf")] == [0, 1, 3, 3, 3]
-    for name, value in (("time_to_first_token", 0.3), ("e2e_request_latency", 0.352), ("request_queue_time", 0.2)):
+    for name, value in (
+        *(("time_to_first_token", 0.3), ("e2e_request_latency", 0.352), ("request_queue_time", 0.2)),
+        *(("request_prefill_time", 0.1), ("request_decode_time", 0.052), ("request_inference_time", 0.152)),
+        ("request_time_per_output_token", 0.052 / 3),
+    ):
         assert found[f"orca_jax_{name}_seconds_count"] == 1
         assert found[f"orca_jax_{name}_seconds_sum"] == pytest.approx(value)
     assert (found["orca_jax_prompt_tokens_total"], found["orca_jax_generation_tokens_total"]) == (7, 4)
@@ -220,10 +230,10 @@ def test_proposals_have_names_of_vllm() -> None:
     observer.heartbeat(beat("loading"))
     observer.heartbeat(beat(iterations=1, **counts, spec_decode_accepted_per_pos=(4, 3)))
     found = {name.removeprefix("vllm:spec_decode_num_"): value for name, value in samples(observer).items()}
-    expected = {"drafts_total{model_name=m}": 8, "draft_tokens_total{model_name=m}": 24}
-    expected["accepted_tokens_total{model_name=m}"] = 14
+    expected = {"drafts_total{engine=0,model_name=m}": 8, "draft_tokens_total{engine=0,model_name=m}": 24}
+    expected["accepted_tokens_total{engine=0,model_name=m}"] = 14
     per_pos = {0: 8, 1: 5, 2: 1}
-    expected |= {f"accepted_tokens_per_pos_total{{model_name=m,position={k}}}": v for k, v in per_pos.items()}
+    expected |= {f"accepted_tokens_per_pos_total{{engine=0,model_name=m,position={k}}}": v for k, v in per_pos.items()}
     assert {name: found.get(name) for name in expected} == expected
 
 
@@ -231,12 +241,27 @@ def test_gateway_finds_its_names() -> None:
     observer = ServerObserver(ServerConfig(served_model_name=("m", "alias")))
     observer.heartbeat(beat(running=3, waiting=2, free_pages=50))
     found = samples(observer)
-    named = {key: value for key, value in found.items() if key.startswith("vllm:")}
-    assert named == {
-        "vllm:num_requests_running{model_name=m}": 3,
-        "vllm:num_requests_waiting{model_name=m}": 2,
-        "vllm:kv_cache_usage_perc{model_name=m}": 0.5,
-    }
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    assert [found[f"vllm:{name}{{engine=0,model_name=m}}"] for name in names] == [3, 2, 0.5]
+
+
+def test_a_name_of_vllm_has_the_samples_of_ours() -> None:
+    observer = play_request(Clock())
+    busy = beat(preemptions=2, cache_queries=9, cache_hits=4, waiting=1, running=2, free_pages=50)
+    observer.heartbeat(busy)
+    found = samples(observer)
+    for ours, twins in TWINS.items():
+        own = {
+            key: value for key, value in found.items() if re.match(rf"orca_jax_{ours}(_bucket|_sum|_count)?({{|$)", key)
+        }
+        assert any(own.values()), ours
+        for twin, labels in twins.items():
+            theirs = {
+                key: value for key, value in found.items() if re.match(rf"vllm:{twin}(_bucket|_sum|_count)?{{", key)
+            }
+            assert list(theirs.values()) == list(own.values())
+            assert all(f"{name}={value}" in key for key in theirs for name, value in labels.items())
+    assert found["vllm:request_success_total{engine=0,finished_reason=stop,model_name=m}"] == 1
 
 
 def test_client_knows_better_than_an_old_heartbeat() -> None:
@@ -247,7 +272,10 @@ def test_client_knows_better_than_an_old_heartbeat() -> None:
     client.running, client.waiting, client.state = 5, 6, "hung"
     clock.now += 4
     found = samples(observer)
-    assert (found["orca_jax_num_requests_running"], found["vllm:num_requests_waiting{model_name=demo}"]) == (5, 6)
+    assert (found["orca_jax_num_requests_running"], found["vllm:num_requests_waiting{engine=0,model_name=demo}"]) == (
+        5,
+        6,
+    )
     assert found["orca_jax_engine_heartbeat_age_seconds"] == 4
     states = {state: found[f"orca_jax_engine_state{{state={state}}}"] for state in ENGINE_STATES}
     assert [state for state, value in states.items() if value] == ["hung"]
