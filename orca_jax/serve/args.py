@@ -1,6 +1,7 @@
 """Makes a `ServerConfig` of flags and of the `--config` file. One flag per field, spelt as in vLLM."""
 
 import dataclasses
+import json
 import math
 import re
 from argparse import Namespace
@@ -45,11 +46,25 @@ def read_flags(parser: FlagParser, argv: Sequence[str] | None) -> tuple[ServerCo
     args, given = parser.parse_args(argv), parser.given(argv)
     values = {field.name: getattr(args, field.name) for field in _FIELDS}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    values["allowed_origins"] = _origins(values["allowed_origins"])
     config = ServerConfig(engine=engine_config_from_args(args), **values)
     check(config, given)
     if "nnodes" not in given:
         check_needs("serve without --nnodes", config, given)
     return config, args
+
+
+def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The origins of a list of words, or of one word with a list in JSON, as in vLLM."""
+    if len(words) != 1 or not words[0].startswith("["):
+        return words
+    try:
+        found = json.loads(words[0])
+    except ValueError:
+        found = None
+    holds = isinstance(found, list) and all(isinstance(origin, str) for origin in found)
+    _require(holds, "allowed_origins", f"must be origins, or a list of them in JSON; got {words[0]}")
+    return tuple(found)
 
 
 def check(config: ServerConfig, given: Collection[str] = ()) -> None:

@@ -20,7 +20,7 @@ def test_medians_are_of_each_figure() -> None:
 
 def test_start_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--max-num-seqs", "4", "--no-log-requests"]
-    assert main(["start", "--model", "preset:toy", "--timeout", "60", "--", *flags]) == 0
+    assert main(["start", "--timeout", "60", "preset:toy", "--", *flags]) == 0
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
     for kind in ("cold", "warm"):
@@ -39,6 +39,7 @@ def test_start_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) ->
     [
         (["--repeat", "0"], "repeat must be at least 1"),
         (["--", "--port=3"], "--port is set by this benchmark"),
+        (["preset:toy", "--model", "preset:toy"], "model cannot be combined with the word MODEL"),
         (
             ["--model", "preset:toy", "--", "--max-num-seqs", "0"],
             "exit code 2; its log ends with: error: --max",

@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import orca_jax
 from orca_jax.bench.__main__ import COMMANDS
 from orca_jax.cli import main as command
 from orca_jax.cli.main import GROUPS, SUBCOMMANDS, main
@@ -38,6 +40,13 @@ def test_every_subcommand_has_a_short_help(name: str, capsys: pytest.CaptureFixt
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: ") and len(shown.splitlines()) < 90
+
+
+def test_the_version_of_the_package_is_that_of_its_source() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert orca_jax.__version__ == project["version"]
+    with pytest.raises(AttributeError, match="has no attribute 'version'"):
+        orca_jax.version  # noqa: B018
 
 
 def test_help_imports_no_engine() -> None:

@@ -108,6 +108,21 @@ def test_two_models_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--max-num-seq: did you mean --max-num-seqs?" in capsys.readouterr().err, "4 is no model"
 
 
+@pytest.mark.parametrize(
+    ("words", "origins"),
+    [(["https://a", "app://b"], ("https://a", "app://b")), (['["https://a", "*"]'], ("https://a", "*")), (["[]"], ())],
+)
+def test_origins_may_be_a_list_in_json(words: list[str], origins: tuple[str, ...]) -> None:
+    assert parse_args(["--allowed-origins", *words]).allowed_origins == origins
+
+
+@pytest.mark.parametrize("word", ["[", '["https://a", 1]', '[""]'])
+def test_other_lists_of_origins_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_args(["--allowed-origins", word])
+    assert caught.value.param == "allowed_origins"
+
+
 @pytest.mark.parametrize("flag", ["--disable-overlap", "--no-overlaps", "--disable-progress"])
 def test_no_suggestion_is_the_opposite(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

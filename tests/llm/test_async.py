@@ -41,6 +41,9 @@ def test_tasks_share_the_engine() -> None:
             outputs = await all_of(*(llm.generate(text, greedy) for text in texts))
             assert [output.outputs[0].token_ids for output in outputs] == [oracle(text, greedy) for text in texts]
             assert [output.prompt for output in outputs] == texts
+            named = await all_of(llm.generate("a", greedy, "mine"), llm.generate("bb", greedy, request_id="mine"))
+            assert [output.request_id for output in named] == ["mine", "mine"], "a caller's ids may be equal"
+            assert [one.outputs[0].token_ids for one in named] == [one.outputs[0].token_ids for one in outputs[:2]]
             forms = {"prompt": "bb"}, {"prompt_token_ids": list(b"bb")}
             same = await all_of(*(llm.generate(form, greedy) for form in forms))
             assert {output.outputs[0].token_ids for output in same} == {outputs[1].outputs[0].token_ids}

@@ -62,6 +62,21 @@ def test_options_of_the_template(llm: LLM, template: str) -> None:
     assert output.prompt == "<user>Hello<assistant>He said"
 
 
+def test_the_tokenizer_renders_conversations(llm: LLM) -> None:
+    """As `LLM.chat` does, by the template of the model."""
+    tokenizer, options = llm.get_tokenizer(), {"add_generation_prompt": True}
+    text = tokenizer.apply_chat_template(HELLO, tokenize=False, **options)
+    ids = tokenizer.apply_chat_template(HELLO, **options)
+    (answer,) = llm.chat(HELLO, SamplingParams(max_tokens=3, temperature=0), use_tqdm=False)
+    assert (text, ids) == (answer.prompt, list(answer.prompt_token_ids))
+    (same,) = llm.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=3, temperature=0), use_tqdm=False)
+    assert same.outputs[0].token_ids == answer.outputs[0].token_ids
+    begun = tokenizer.apply_chat_template(HELLO, tokenize=False)
+    assert isinstance(begun, str) and str(text).startswith(begun) and begun != text
+    with pytest.raises(RequestError, match="with a role"):
+        tokenizer.apply_chat_template([{"content": "a"}])
+
+
 def test_a_chat_is_streamed(llm: LLM, template: str) -> None:
     params = SamplingParams(max_tokens=20, temperature=0)
     pieces = list(llm.stream_chat(HELLO, params, template))
