@@ -7,7 +7,6 @@ from prometheus_client.metrics_core import Metric
 from orca_jax.engine import ACCEPTED_PER_POS, HOST_PARTS
 from orca_jax.startup import EngineSummary
 from orca_jax.telemetry.instruments import Counter, Gauge, Histogram, Instrument
-from orca_jax.telemetry.otel import RequestEnd
 
 TOKEN_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 FIRST_TOKENS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -85,20 +84,6 @@ class RequestSeries:
             "Mean time between two generated tokens, of complete requests.",
             TOKEN_GAPS,
         )
-
-    def complete(self, end: RequestEnd) -> None:
-        """Count a request that ended by itself."""
-        self.duration.of().observe(end.duration)
-        self.prompt_lengths.of().observe(end.prompt_tokens)
-        self.lengths.of().observe(end.completion_tokens)
-        if end.queued is None or end.first_token is None:
-            return  # it needed no token
-        decode = end.duration - end.first_token
-        self.prefill.of().observe(end.first_token - end.queued)
-        self.decode.of().observe(decode)
-        self.inference.of().observe(end.duration - end.queued)
-        if end.completion_tokens > 1:
-            self.mean_gap.of().observe(decode / (end.completion_tokens - 1))
 
 
 class EngineSeries:

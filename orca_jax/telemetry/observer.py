@@ -202,7 +202,21 @@ class ServerObserver:
         if end.queued is not None:
             requests.queued.of().observe(end.queued)
         if end.reason in COMPLETE:
-            requests.complete(end)
+            self._completed(end)
+
+    def _completed(self, end: RequestEnd) -> None:
+        requests = self.metrics.requests
+        requests.duration.of().observe(end.duration)
+        requests.prompt_lengths.of().observe(end.prompt_tokens)
+        requests.lengths.of().observe(end.completion_tokens)
+        if end.queued is None or end.first_token is None:
+            return  # it needed no token
+        decode = end.duration - end.first_token
+        requests.prefill.of().observe(end.first_token - end.queued)
+        requests.decode.of().observe(decode)
+        requests.inference.of().observe(end.duration - end.queued)
+        if end.completion_tokens > 1:
+            requests.mean_gap.of().observe(decode / (end.completion_tokens - 1))
 
     def render(self) -> bytes:
         """All metrics in Prometheus's text format."""
