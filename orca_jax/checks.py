@@ -16,7 +16,7 @@ import re
 import stat
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin, get_type_hints
 
@@ -304,6 +304,22 @@ def _described(hint: Any) -> str:
         return f"a list, each item {_WORDS[get_args(part)[0]]}"
     words = _WORDS.get(part, f"of type {getattr(part, '__name__', part)}")
     return f"{words} or None" if type(None) in _parts(hint) else words
+
+
+def is_class_name(name: str | None) -> bool:
+    """Return True for MODULE:CLASS or FILE.py:CLASS."""
+    return name is not None and ":" in name
+
+
+def check_known_or_class(name: str, setting: str, known: Sequence[str]) -> None:
+    """Refuse a name that is neither a known one nor that of a class.
+
+    Raises:
+        ConfigError: `param` is the setting.
+    """
+    if name not in known and not is_class_name(name):
+        message = f"{setting} must be one of {', '.join(known)}, or FILE.py:CLASS, got {name!r}"
+        raise ConfigError(message + did_you_mean(name, known), param=setting)
 
 
 @functools.cache

@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from orca_jax.cache_spec import LayerCache, LayerGroup, PageShape
-from orca_jax.checks import adapter_name_fault, check_values, names_checked
+from orca_jax.checks import adapter_name_fault, check_known_or_class, check_values, names_checked
 from orca_jax.errors import ConfigError
 from orca_jax.layer_config import ExpertsConfig, ResidualFactors, ShortConvConfig
 
@@ -335,6 +335,8 @@ class EngineConfig:
         if isinstance(options, Mapping):
             object.__setattr__(self, "scheduler_options", json.dumps(options))
         check_values(self)
+        check_known_or_class(self.scheduler, "scheduler", get_args(SchedulerName))
+        check_known_or_class(self.scheduling_policy, "scheduling_policy", get_args(OrderingName))
 
     @property
     def lora_paths(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from orca_jax.checks import is_class_name
 from orca_jax.config import (
     GPU_MEMORY_UTILIZATION,
     MAX_LORA_RANK,
@@ -15,7 +16,7 @@ from orca_jax.config import (
     LoraConfig,
 )
 from orca_jax.errors import ConfigError
-from orca_jax.policy.kinds import is_outside, known_or_outside, order_kind, policy_kind
+from orca_jax.policy.kinds import order_kind, policy_kind
 from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.orca import OrcaScheduler
 from orca_jax.sched.orderings.base import Ordering
@@ -277,14 +278,10 @@ def choices_of(config: EngineConfig) -> Choices:
 
 def _kinds(scheduler: str, options: str | None, policy: str) -> tuple[SchedulerKind, type[Ordering]]:
     """The kind of scheduler, and its ordering; an order from outside comes with a scheduler."""
-
-    def outside(name: str) -> SchedulerKind:
-        return policy_kind(name, options)
-
-    kind = known_or_outside(scheduler, "scheduler", SCHEDULERS, outside)
-    if kind is ChunkedScheduler and is_outside(policy):
-        return order_kind(policy), FirstComeFirstServed
-    return kind, known_or_outside(policy, "scheduling_policy", ORDERINGS, lambda _: FirstComeFirstServed)
+    kind = policy_kind(scheduler, options) if is_class_name(scheduler) else SCHEDULERS[scheduler]
+    if not is_class_name(policy):
+        return kind, ORDERINGS[policy]
+    return order_kind(policy) if kind is ChunkedScheduler else kind, FirstComeFirstServed
 
 
 def check_numbers(config: EngineConfig) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from orca_jax.assembly.choices import PREDICTORS, Batches, Choices, Drafts
 from orca_jax.assembly.support import check_budget
 from orca_jax.bundled import ranker_directory
+from orca_jax.checks import is_class_name
 from orca_jax.config import CacheConfig, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.policy.kinds import is_outside, predictor_kind
+from orca_jax.policy.kinds import predictor_kind
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.blocks import count_of, most_slots
 from orca_jax.sched.chunked import ChunkedScheduler
@@ -70,7 +71,7 @@ def build_scheduling(
 def _predictor(name: str, vocab_size: int) -> Predictor:
     if name in PREDICTORS:
         return PREDICTORS[name]()
-    if is_outside(name):
+    if is_class_name(name):
         return predictor_kind(name)
     directory = ranker_directory(name)
     from orca_jax.ranker.storage import load_scorer

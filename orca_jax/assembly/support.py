@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 from orca_jax.assembly.choices import SCHEDULERS, Budget, Choices, check_numbers, choices_of
 from orca_jax.bundled import is_gguf, is_preset
-from orca_jax.checks import did_you_mean
+from orca_jax.checks import did_you_mean, is_class_name
 from orca_jax.config import PAGED_MIXERS, EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.hub import is_hub_name
-from orca_jax.policy.kinds import PolicyKind, is_outside
+from orca_jax.policy.kinds import PolicyKind
 from orca_jax.sched.scheduler import Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 
@@ -171,7 +171,7 @@ NEEDS: tuple[Need, ...] = (
     Need("load_format", ("auto", "safetensors", "dummy"), lambda f: not is_hub_name(f.config.model),
          "load_format orbax needs a directory: models of the Hub are loaded from safetensors; leave it out"),
     _of_schedulers("scheduling_policy", ("fcfs",), lambda traits: traits.has_orderings, "has one order, by arrival"),
-    Need("scheduler_options", (None,), lambda f: is_outside(f.config.scheduler),
+    Need("scheduler_options", (None,), lambda f: is_class_name(f.config.scheduler),
          "scheduler_options has no effect with scheduler {f.config.scheduler}; give --scheduler FILE.py:CLASS"),
     Need("max_num_rows", (None,), lambda f: isinstance(f.chosen.batches.kind, PolicyKind),
          "max_num_rows has no effect with scheduler {f.config.scheduler}, which never pauses a request; leave it out"),

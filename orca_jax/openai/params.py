@@ -19,6 +19,7 @@ from orca_jax.text.bad_words import bad_word_ids
 _CONVERTED = frozenset({"n", "max_tokens", "logprobs", "prompt_logprobs", "stop", "bad_words", "cache_salt"}) | {
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "structured_outputs",
 }
 PLAIN = tuple(
     field.name

@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
-from orca_jax.checks import did_you_mean, first_line, load_class
+from orca_jax.checks import first_line, is_class_name, load_class
 from orca_jax.errors import ConfigError
 from orca_jax.policy.ordered import Ordered
 from orca_jax.policy.predictor import PolicyPredictor
@@ -20,14 +20,9 @@ OUTSIDE = ("scheduler", "scheduling_policy", "length_predictor")
 """The settings that may name a class from outside."""
 
 
-def is_outside(name: str | None) -> bool:
-    """Return True for the name of a class, MODULE:CLASS or FILE.py:CLASS."""
-    return name is not None and ":" in name
-
-
 def label_of(name: str | None, setting: str) -> str | None:
     """Return a name for timelines: of a class from outside without its path, with the digest of its file."""
-    if name is None or not is_outside(name):
+    if name is None or not is_class_name(name):
         return name
     kind = load_class(name, setting)
     file = sys.modules[kind.__module__].__file__
@@ -132,17 +127,3 @@ def made(kind: type[Any], setting: str, options: Mapping[str, Any] | None = None
     except Exception as error:
         param = "scheduler_options" if options else setting
         raise ConfigError(f"{param}: {kind.__qualname__} cannot be made: {first_line(error)}", param=param) from error
-
-
-def known_or_outside[T](name: str, setting: str, known: Mapping[str, T], outside: Callable[[str], T]) -> T:
-    """Return a kind by its name among those of the package, or of a class from outside.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
-    if name in known:
-        return known[name]
-    if is_outside(name):
-        return outside(name)
-    message = f"{setting} must be {', '.join(known)} or FILE.py:CLASS, got {name!r}{did_you_mean(name, known)}"
-    raise ConfigError(message, param=setting)

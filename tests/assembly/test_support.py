@@ -24,7 +24,9 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 VALUES: dict[str, tuple[Any, ...]] = {
     "model": ("preset:toy", "demo", "org/name", "preset:gpt2", "preset:clock-5", "a.gguf"),
     "tokenizer": (None, "byte"),
-    "scheduler": ("orca", "chunked", "request_level"),
+    "scheduler": ("orca", "chunked", "request_level", "tests.policy.turns:Turns"),
+    "scheduler_options": (None, "{}"),
+    "max_num_rows": (None, 9, 999),
     "scheduling_policy": ("fcfs", "shortest"),
     "speculative_config": (None, DRAFTS, NGRAM),
     "pipeline_parallel_size": (1, 2, 9),
@@ -154,6 +156,7 @@ OUTSIDE = {
     ("batch/check.py", "max_logprobs"): "the range of a number",
     ("batch/input.py", "input"): "a file that changed; a flag is the remedy",
     ("bench/online/load.py", "warmup_requests"): "the range of a number, known after the file of requests is read",
+    ("bench/start.py", "model"): "the same value twice",
     ("config.py", "prompt_lookup_max"): "keys of one value, which its class checks alone",
     ("exec/cache.py", "max_model_len"): "a lack of memory; flags are the remedy",
     ("model/weight_files.py", "model"): "an adapter in place of a model; flags are the remedy",

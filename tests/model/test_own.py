@@ -19,6 +19,7 @@ from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec import programs
+from orca_jax.exec.program_store import ProgramStore
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.layers import Maker, Table
 from orca_jax.model.load import abstract_decoder, load_decoder, prepare_load
@@ -237,7 +238,11 @@ def test_sizes_are_checked(changes: dict[str, int], words: str) -> None:
 def test_the_store_of_programs_has_none_of_them(is_own: bool, example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store finds programs by the code of the package, and the user's code may depend on anything."""
     directories: list[str | None] = []
-    store = lambda directory, *_: directories.append(directory)  # noqa: E731
+
+    def store(directory: str | None, *rest: Any) -> ProgramStore:
+        directories.append(directory)
+        return ProgramStore(None, *rest)
+
     monkeypatch.setattr(programs, "ProgramStore", store)
     monkeypatch.setattr(programs, "compile_all", lambda *_: {})
     source, name = (example, EXAMPLE) if is_own else (REFERENCE / "qwen3", None)
