@@ -308,11 +308,10 @@ class KVManager:
 
     def used_by_group(self) -> tuple[int, ...]:
         """Blocks that rows hold in each group; those of a shared prefix count for each row."""
-        totals = [0] * len(self.groups)
-        for num_pages, first in zip(self._num_pages, self._first, strict=True):
-            if num_pages:
-                totals = [total + num_pages - each for total, each in zip(totals, first, strict=True)]
-        return tuple(totals)
+        used = [sum(self._num_pages)] * len(self.groups)
+        for group, _ in self._windows:
+            used[group] -= sum(first[group] for first in self._first)
+        return tuple(used)
 
     def check_integrity(self) -> None:
         """Assert that no row, slot or block is lost or counted twice. For tests and debugging; O(blocks).
