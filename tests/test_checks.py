@@ -104,7 +104,6 @@ FLAGS: list[tuple[Callable[[list[str]], object], str, str]] = [
     (serve_args, "--max-num-seq 4", "did you mean --max-num-seqs?"),
     (serve_args, "--max-num-seq=4", "did you mean --max-num-seqs?"),
     (serve_args, "--dtype fp16", "did you mean float16?"),
-    (serve_args, "--scheduler orka", "did you mean orca?"),
     (serve_args, "--log-format jason", "did you mean json?"),
     (serve_args, "--prot 1", "did you mean --port?"),
     (batch_args, "-i a -o b --overwrit", "did you mean --overwrite?"),

@@ -315,15 +315,19 @@ def test_wrong_settings_name_their_flag(tmp_path: Path) -> None:
     assert errors.startswith("error: --tokenizer: no tokenizer.json")
 
 
-@pytest.mark.parametrize("host", ["256.1.1.1", "192.0.2.1"])
-def test_wrong_hosts_name_their_flag(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", MODEL, "--host", host, "--port", "0"]) == 2
+@pytest.mark.parametrize("wrong", ["--host=256.1.1.1", "--host=192.0.2.1", "--scheduler=fast"])
+def test_wrong_values_name_their_flag(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", MODEL, "--port", "0", wrong]) == 2
     output = capsys.readouterr()
-    assert output.err.startswith("error: --host: ") and output.err.count("\n") == 1 and output.out == ""
+    assert (
+        output.err.startswith(f"error: {wrong.partition('=')[0]}: ")
+        and output.err.count("\n") == 1
+        and output.out == ""
+    )
 
 
 @pytest.mark.parametrize(
-    "wrong", ["--scheduler=fast", "--unknown=1", "--port=none", "--max-model-len=4q", "--mod=preset:toy"]
+    "wrong", ["--dtype=fast", "--unknown=1", "--port=none", "--max-model-len=4q", "--mod=preset:toy"]
 )
 def test_wrong_flags_are_named(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
