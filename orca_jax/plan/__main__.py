@@ -26,7 +26,14 @@ from orca_jax.config import (
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags import FlagParser, flag_of, help_of, human_int, program, run_program
-from orca_jax.plan.accelerators import ACCELERATORS, Accelerator, Devices, PeakShares, parse_devices
+from orca_jax.plan.accelerators import (
+    ACCELERATORS,
+    Accelerator,
+    Devices,
+    PeakShares,
+    parse_devices,
+    parse_memory,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +57,11 @@ def make_parser() -> FlagParser:
         required=True,
         metavar="NAMExN",
         help=f"N devices, such as h200x8, or v5e-8 as in Google Cloud; names: {known}; cpu: this machine",
+    )
+    made.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="memory of each device instead of the published one, or with cpu the free memory, such as 24GiB",
     )
     types = get_args(DType)
     made.add_argument("--dtype", choices=("auto", *types), default="auto", help="type of weights (default: auto)")
@@ -132,7 +144,10 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     directory = model_directory(args.model, args.revision, args.download_dir, needs_weights=False) or args.model
     model = read_model_config(directory)
     _check(args, model)
-    devices = this_machine() if args.devices == "cpu" else parse_devices(args.devices)
+    memory = None if args.memory is None else parse_memory(args.memory)
+    devices = this_machine(memory) if args.devices == "cpu" else parse_devices(args.devices)
+    if memory is not None and devices.kind.platform != "cpu":
+        devices = devices._replace(kind=devices.kind._replace(memory=memory))
     # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no device.
     from orca_jax.assembly.resolve import dtype_of
     from orca_jax.plan.compiled import compiled_memory, topology_of
@@ -173,12 +188,17 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     return report, chosen is not None
 
 
-def this_machine() -> Devices:
-    """Return the processors of this machine as devices, with their free memory. Their peak rates are unknown."""
+def this_machine(memory: float | None) -> Devices:
+    """Return the processors of this machine as devices. Their peak rates are unknown.
+
+    Args:
+        memory: bytes that are free, of all of them; None for those of this machine.
+    """
     from orca_jax.exec.host import free_memory, num_processors
 
     number = num_processors()
-    return Devices("cpu", Accelerator("cpu", free_memory() / number, 0, 0, 0, number, "this machine"), number)
+    size = free_memory() if memory is None else memory
+    return Devices("cpu", Accelerator("cpu", size / number, 0, 0, 0, number, "this machine"), number)
 
 
 def _check(args: argparse.Namespace, model: ModelConfig) -> None:

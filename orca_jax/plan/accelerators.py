@@ -28,12 +28,30 @@ ACCELERATORS: Mapping[str, Accelerator] = {
     "a100-40": Accelerator("gpu", 40 * GIB, 1.555e12, 312e12, 300e9, 8, "NVIDIA A100 data sheet, SXM4 40 GB"),
     "a100-80": Accelerator("gpu", 80 * GIB, 2.039e12, 312e12, 300e9, 8, "NVIDIA A100 data sheet, SXM4 80 GB"),
     "h100": Accelerator("gpu", 80 * GIB, 3.35e12, 989.4e12, 450e9, 8, "NVIDIA H100 data sheet, SXM5"),
+    "a10": Accelerator("gpu", 24 * GIB, 600e9, 125e12, 32e9, 8, "NVIDIA A10 data sheet"),
+    "b200": Accelerator("gpu", 180e9, 8e12, 2250e12, 900e9, 8, "NVIDIA HGX B200 data sheet"),
+    "l4": Accelerator("gpu", 24 * GIB, 300e9, 121e12, 32e9, 8, "NVIDIA L4 data sheet"),
+    "l40s": Accelerator("gpu", 48 * GIB, 864e9, 362e12, 32e9, 8, "NVIDIA L40S data sheet"),
+    "rtx4090": Accelerator("gpu", 24 * GIB, 1008e9, 165.2e12, 32e9, 8, "NVIDIA Ada white paper, GeForce RTX 4090"),
+    "t4": Accelerator("gpu", 16 * GIB, 320e9, 65e12, 16e9, 8, "NVIDIA T4 data sheet; rate of float16, not bfloat16"),
     "h200": Accelerator("gpu", 141e9, 4.8e12, 989.4e12, 450e9, 8, "NVIDIA H200 data sheet, SXM5"),
     "v5e": Accelerator("tpu", 16 * GIB, 819e9, 197e12, 200e9, 8, "Cloud TPU documentation, v5e"),
     "v5p": Accelerator("tpu", 95 * GIB, 2.765e12, 459e12, 600e9, 4, "Cloud TPU documentation, v5p", 2),
     "v6e": Accelerator("tpu", 32 * GIB, 1.6e12, 918e12, 400e9, 8, "Cloud TPU documentation, v6e"),
     "tpu7x": Accelerator("tpu", 96 * GIB, 3.69e12, 1153.5e12, 300e9, 8, "Cloud TPU documentation, TPU7x: half a chip"),
 }
+
+
+def parse_memory(text: str) -> float:
+    """Read a number of bytes, such as `24GiB` or `16GB`.
+
+    Raises:
+        ConfigError: the text has another form; `param` is "memory".
+    """
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(Gi?B)", text)
+    if match is None or not float(match[1]):
+        raise ConfigError(f"memory must be a size such as 24GiB or 16GB, got {text!r}", param="memory")
+    return float(match[1]) * (GIB if match[2] == "GiB" else 1e9)
 
 
 class PeakShares(NamedTuple):
@@ -53,14 +71,14 @@ class Devices(NamedTuple):
 
 
 def parse_devices(text: str) -> Devices:
-    """Read `h200x8`, `v5e-8` or `a100-80`.
+    """Read `h200x8`, `v5e-8`, `v7x-8` or `a100-80`.
 
     `NAMExN` are N devices of JAX. `NAME-N` is a name of Google Cloud, where N counts TensorCores: v5p-8 has 4 devices.
 
     Raises:
         ConfigError: the name or the number is wrong; `param` is "devices".
     """
-    name = text.removeprefix("tpu-")
+    name = re.sub("^(tpu-)?v7x", "tpu7x", text.lower()).removeprefix("tpu-")
     if name in ACCELERATORS:
         return Devices(name, ACCELERATORS[name], 1)
     match = re.fullmatch(r"(?P<name>.+)(?P<mark>[x-])(?P<number>\d{1,9})", name)

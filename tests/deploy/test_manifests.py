@@ -5,6 +5,7 @@ import re
 from functools import cache
 from typing import Any
 
+import pytest
 import yaml
 
 from orca_jax.config import EngineConfig
@@ -70,6 +71,27 @@ def test_a_server_with_its_pool() -> None:
     assert (
         pool["spec"]["targetPorts"] == [{"number": config.port}] == [{"number": container["ports"][0]["containerPort"]}]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "resource", "number"), [("gke-gpu.yaml", "nvidia.com/gpu", 1), ("gke-tpu.yaml", "google.com/tpu", 4)]
+)
+def test_devices_of_gke(name: str, resource: str, number: int) -> None:
+    """The server uses as many devices as the pod has; a limit of devices must equal the request, if there is one."""
+    deployment, *_ = documents("orca-jax.yaml")
+    (operations,) = documents(name)
+    pod = patched(deployment, operations)["spec"]["template"]["spec"]
+    container = check_pod(pod)
+    resources = container["resources"]
+    assert resources["limits"] == {resource: number} and resources["requests"].get(resource, number) == number
+    assert (parsed(container).engine.tensor_parallel_size or 1) == number
+    assert all(key.startswith("cloud.google.com/gke-") for key in pod["nodeSelector"])
+
+
+def test_programs_are_kept_where_the_image_keeps_them() -> None:
+    image = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    texts = [path.read_text(encoding="utf-8") for path in FOLDER.glob("*.yaml")]
+    assert set(re.findall(r"--compile-cache=([\w/]+)", "".join([image, *texts]))) == {"/cache/programs"}
 
 
 def test_events_of_the_prefix_cache() -> None:

@@ -16,12 +16,13 @@ from orca_jax.assembly.resolve import resolve
 from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.cache import weight_bytes
+from orca_jax.exec.host import num_processors
 from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.model.load import Loading, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.plan.__main__ import main
-from orca_jax.plan.accelerators import ACCELERATORS, GIB, Accelerator, Devices, PeakShares, parse_devices
+from orca_jax.plan.accelerators import ACCELERATORS, GIB, Accelerator, Devices, PeakShares, parse_devices, parse_memory
 from orca_jax.plan.memory import Demand, Split, fit, stage_weights
 from orca_jax.plan.options import Option, choose, options, splits
 from orca_jax.plan.roofline import ALL_REDUCE_SECONDS, expected_times
@@ -195,6 +196,8 @@ def test_sums_over_devices_take_time() -> None:
         ("a100-80x16", "a100-80", 16),
         ("tpu7x-8", "tpu7x", 8),
         ("tpu-v6e-4", "v6e", 4),
+        ("v7x-8", "tpu7x", 8),
+        ("RTX4090x2", "rtx4090", 2),
     ],
 )
 def test_names_of_devices(text: str, name: str, number: int) -> None:
@@ -207,6 +210,23 @@ def test_unknown_devices_list_the_known_ones(text: str) -> None:
         parse_devices(text)
     assert error.value.param == "devices"
     assert all(name in str(error.value) for name in ACCELERATORS)
+
+
+@pytest.mark.parametrize(("text", "size"), [("24GiB", 24 * GIB), ("16GB", 16e9), ("0.5GiB", GIB / 2)])
+def test_sizes_of_memory(text: str, size: float) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["24", "0GiB", "-1GB", "1e9GB", "24 gib", ""])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 24GiB"):
+        parse_memory(text)
+
+
+@pytest.mark.parametrize(("devices", "each"), [("l4", 22 * GIB), ("cpu", 22 * GIB / num_processors())])
+def test_memory_of_other_machines(devices: str, each: float, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "preset:gpt2-tiny", "--devices", devices, "--memory", "22GiB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["devices"]["memory"] == each
 
 
 @pytest.mark.parametrize("text", ["h200x0", "v5ex999999", "v5p-7"])
