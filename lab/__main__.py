@@ -11,6 +11,7 @@ COMMANDS = {
     "batch": Command("lab.batch", "overhead of a batch file over the same requests sent to the engine directly"),
     "batch_memory": Command("lab.batch_memory", "peak memory of batch runs of different lengths"),
     "beyond": Command("lab.paper.beyond", "tails, sensitivities and later schedulers with the paper's workload"),
+    "capacity": Command("lab.capacity", "requests of each length that one start holds, with windows"),
     "control": Command("lab.control_plane", "plans to another process by ZeroMQ and by a collective"),
     "fit": Command("lab.paper.held_out", "fit one pair of shares to 101B and 341B, to predict 175B"),
     "foresight": Command("lab.length_prediction", "latency with each length predictor, on word problems"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.capacity import CONTEXTS, PATTERNS, held
 from orca_jax.assembly.choices import PAGE_SIZE, choices_of
 from orca_jax.assembly.executor import place_model
 from orca_jax.assembly.resolve import resolve
@@ -70,29 +71,13 @@ def test_a_request_of_gemma_3_holds_little_more_than_its_windows(gemma3: ModelCo
     assert found.request_layer_tokens == 10 * PAGE_SIZE * held
 
 
-@pytest.mark.parametrize("context", [1024, 8192, 32768])
-def test_one_start_holds_requests_of_any_length(gemma3: ModelConfig, context: int) -> None:
-    """Of the requests that their bytes allow, at least 85 % fit, whether all are short or all are long."""
-    cache = fit(gemma3, Split(1, 1), ACCELERATORS["h200"], DEMAND).cache
-    needed = 10 * context + 52 * min(context, 1024)
-    assert fitting(cache.groups, context, cache.num_blocks[0]) >= 0.85 * (10 * 128 * cache.num_blocks[0] // needed)
-
-
-@pytest.mark.parametrize("context", [1024, 8192, 32768])
-def test_other_shapes_share_the_pool(context: int) -> None:
-    """As in Gemma 4: 50 layers with a window have pages of twice the bytes of the 10 that keep all tokens."""
-    wide, narrow = PageShape(16, 256), PageShape(4, 512)
-    layers = [LayerCache(narrow) if layer % 6 == 5 else LayerCache(wide, 1024) for layer in range(60)]
-    groups, number = form_groups(layers, 32768), 20000
-    (block,) = {group.pages_per_block * group.shape.size for group in groups}
-    needed = 10 * narrow.size * context + 50 * wide.size * min(context, 1024)
-    assert fitting(groups, context, number) >= 0.7 * (PAGE_SIZE * block * number // needed)
-
-
-def fitting(groups: Sequence[LayerGroup], context: int, number: int) -> int:
-    """Requests that the blocks of a pool hold, each with the most blocks of its last thousand tokens."""
-    most = max(sum(group.blocks_in_decode(size, PAGE_SIZE) for group in groups) for size in range(context - 9, context))
-    return number // most
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_one_start_holds_requests_of_any_length(name: str, context: int, gemma3: ModelConfig) -> None:
+    """Whether all are short or all are long, by `plan` and by the pools; a share above 1 would be a wrong count."""
+    pattern = PATTERNS[name]
+    assert list(gemma3.layer_caches) == PATTERNS["Gemma 3 27B"].layers
+    assert pattern.share <= held(pattern, context)["share"] <= 1
 
 
 @settings(max_examples=40, deadline=None)
