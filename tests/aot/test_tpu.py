@@ -71,7 +71,6 @@ KERNELS += [(generation, dtype, case) for generation in TOPOLOGIES for dtype, ca
 ODD = Case("25 heads of 64", NAMED, 25, 25, 64, 64)
 WRITTEN = [("int8", HEADS[0]), ("int8", ODD), ("int8", HEADS[5]), ("float8_e4m3fn", HEADS[5]), ("int8", HEADS[8])]
 WRITES = [(generation, dtype, case) for generation in TOPOLOGIES for dtype, case in WRITTEN]
-COPIED = "XLA for TPUs copies the states of convolutions, in another order of their axes"
 # In continuous integration: together they take some seconds.
 QUICK = [("v6e", "bfloat16", HEADS[7]), ("v5e", "int8", ODD), ("v5e", 4, "gpt2", 64, "bfloat16")]
 
@@ -167,11 +166,7 @@ def test_step_of_layers_with_several_windows(generation: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "chips", "name", "tokens"),
-    [
-        pytest.param("v6e", 1, "small LFM3", 64, marks=pytest.mark.xfail(strict=True, reason=COPIED)),
-        ("v6e", 1, "small MiniMax", 64),
-    ],
+    ("generation", "chips", "name", "tokens"), [("v6e", 1, "small LFM3", 64), ("v6e", 1, "small MiniMax", 64)]
 )
 def test_step_with_states(generation: str, chips: int, name: str, tokens: int, rows: list[list[str]]) -> None:
     """A copy of the states of one layer would not fit into the temporary memory that the engine reserves."""

@@ -22,11 +22,11 @@ IMPLEMENTATIONS: Mapping[str, Callable[[Array, Array, Array, StateRows], tuple[A
 def short_conv(
     x: Float[Array, "T C"],
     kernel: Float[Array, "W C"],
-    states: Float[Array, "N W1 C"],
+    states: Float[Array, "N S"],
     rows: StateRows,
     *,
     implementation: str | None = None,
-) -> tuple[Float[Array, "T C"], Float[Array, "N W1 C"]]:
+) -> tuple[Float[Array, "T C"], Float[Array, "N S"]]:
     """The sum of `kernel[W - 1 - d] * x[t - d]` over the W newest tokens of the request of each token t, in float32.
 
     Inputs are rounded to the type of the states first, so that results do not depend on the chunks of a prompt.
@@ -34,8 +34,9 @@ def short_conv(
     Args:
         x: inputs of all requests, flattened.
         kernel: the last tap is that of the token itself.
-        states: the pool; a state has the last W - 1 inputs of a request, the newest one last. It is donated by the
-            caller, so that the update is in place.
+        states: the pool; a state has the last W - 1 inputs of a request, the newest one last, as one vector of
+            S = (W - 1) * C values: XLA for TPUs copies a pool with an axis of W - 1. It is donated by the caller, so
+            that the update is in place.
         rows: the requests.
         implementation: a name of `IMPLEMENTATIONS`; None takes `xla`.
 

@@ -8,8 +8,8 @@ from orca_jax.kernels.state_rows import StateRows, states_before, token_rows, wr
 
 
 def short_conv_reference(
-    x: Float[Array, "T C"], kernel: Float[Array, "W C"], states: Float[Array, "N W1 C"], rows: StateRows
-) -> tuple[Float[Array, "T C"], Float[Array, "N W1 C"]]:
+    x: Float[Array, "T C"], kernel: Float[Array, "W C"], states: Float[Array, "N S"], rows: StateRows
+) -> tuple[Float[Array, "T C"], Float[Array, "N S"]]:
     """The oracle of `short_conv`."""
     tokens, taps = token_rows(rows, x.shape[0]), kernel.astype(jnp.float32)
 
@@ -23,5 +23,6 @@ def short_conv_reference(
         return jnp.where(is_present, after, seen), jnp.where(is_present, out, 0)
 
     inputs = x.astype(states.dtype), tokens.row, tokens.is_present
-    seen, out = jax.lax.scan(step, states_before(states, rows), inputs)
-    return out, write_states(states, rows, seen)
+    before = states_before(states, rows)
+    seen, out = jax.lax.scan(step, before.reshape(-1, kernel.shape[0] - 1, x.shape[1]), inputs)
+    return out, write_states(states, rows, seen.reshape(before.shape))

@@ -7,13 +7,13 @@ from orca_jax.kernels.state_rows import StateRows, states_before, token_rows, wr
 
 
 def short_conv_xla(
-    x: Float[Array, "T C"], kernel: Float[Array, "W C"], states: Float[Array, "N W1 C"], rows: StateRows
-) -> tuple[Float[Array, "T C"], Float[Array, "N W1 C"]]:
+    x: Float[Array, "T C"], kernel: Float[Array, "W C"], states: Float[Array, "N S"], rows: StateRows
+) -> tuple[Float[Array, "T C"], Float[Array, "N S"]]:
     """The sum over the taps, and the last inputs of each request; see `short_conv`."""
     num_tokens, channels = x.shape
     seen = kernel.shape[0] - 1
     x, tokens = x.astype(states.dtype), token_rows(rows, num_tokens)
-    before = states_before(states, rows)  # [R, W - 1, C]
+    before = states_before(states, rows)  # [R, (W - 1) * C]
     # One array of all inputs: those of this iteration, and the last ones of each request before it.
     inputs = jnp.concatenate([x, before.reshape(-1, channels)])
 
@@ -28,4 +28,4 @@ def short_conv_xla(
         out += inputs.at[index].get(mode="clip").astype(jnp.float32) * kernel[tap].astype(jnp.float32)
     last = rows.query_len[:, None] + jnp.arange(-seen, 0)  # [R, W - 1]
     new = inputs.at[place(jnp.arange(last.shape[0])[:, None], last)].get(mode="clip")
-    return jnp.where(tokens.is_present[:, None], out, 0), write_states(states, rows, new)
+    return jnp.where(tokens.is_present[:, None], out, 0), write_states(states, rows, new.reshape(before.shape))

@@ -17,7 +17,7 @@ from orca_jax.model.rope import Rotation
 def states(config: ModelConfig) -> tuple[StateArray, ...]:
     """The last inputs of a request, all that the convolution sees beside the token itself."""
     assert config.short_conv is not None, "the configuration has the sizes of convolutions"
-    return (StateArray((config.short_conv.width - 1, config.embed_dim), ("taps", "channels")),)
+    return (StateArray(((config.short_conv.width - 1) * config.embed_dim,), ("channels",)),)
 
 
 def run(

@@ -80,12 +80,14 @@ def values(seed: int, *shape: int) -> np.ndarray:
 def expected_conv(mix: Mix, x: np.ndarray, kernel: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     out, after, token = np.zeros(x.shape), states.copy(), 0
     for length, source, target, is_fresh in zip(*mix, strict=True):
-        seen = [*(np.zeros((TAPS - 1, CHANNELS)) if is_fresh else states[source].astype(np.float64))]
+        seen = [
+            *(np.zeros((TAPS - 1, CHANNELS)) if is_fresh else states[source].astype(np.float64).reshape(-1, CHANNELS))
+        ]
         for _ in range(length):
             seen.append(x[token].astype(np.float64))
             out[token] = sum(tap * value for tap, value in zip(kernel, seen[-TAPS:], strict=True))
             token += 1
-        after[target] = np.array(seen[1 - TAPS :])
+        after[target] = np.concatenate(seen[1 - TAPS :])
     return out, after
 
 
@@ -124,7 +126,7 @@ def check(found: tuple[jax.Array, jax.Array], wanted: tuple[np.ndarray, np.ndarr
 @FEW
 @given(mix=mixes())
 def test_short_conv(implementation: str, mix: Mix) -> None:
-    x, kernel, states = values(1, TOKENS, CHANNELS), values(2, TAPS, CHANNELS), pool(mix, TAPS - 1, CHANNELS)
+    x, kernel, states = values(1, TOKENS, CHANNELS), values(2, TAPS, CHANNELS), pool(mix, (TAPS - 1) * CHANNELS)
     found = compiled(conv.short_conv, implementation)(x, kernel, states, mix.rows)
     check(found, expected_conv(mix, x, kernel, states))
 
@@ -145,7 +147,7 @@ def test_chunks_of_a_prompt_change_no_result_of_a_convolution(cuts: tuple[int, .
     run = compiled(conv.short_conv, "xla")
 
     def convolved(cuts: tuple[int, ...]) -> np.ndarray:
-        states, parts, done = jnp.full((POOL, TAPS - 1, CHANNELS), jnp.nan, jnp.bfloat16), [], 0
+        states, parts, done = jnp.full((POOL, (TAPS - 1) * CHANNELS), jnp.nan, jnp.bfloat16), [], 0
         for size in cuts:
             out, states = run(np.roll(x, -done, axis=0), kernel, states, Mix((size,), (0,), (0,), (done == 0,)).rows)
             parts.append(np.asarray(out)[:size])
@@ -167,6 +169,6 @@ def test_a_long_request_and_fast_decay_give_finite_results() -> None:
 def test_unknown_implementation() -> None:
     mix, zeros = Mix((1,), (0,), (1,), (True,)), jnp.zeros((1, 1, 1))
     with pytest.raises(NotImplementedError, match="use one of reference, xla"):
-        conv.short_conv(zeros[0], zeros[0], zeros, mix.rows, implementation="none")
+        conv.short_conv(zeros[0], zeros[0], zeros[0], mix.rows, implementation="none")
     with pytest.raises(NotImplementedError, match="use one of reference, xla"):
         linear.linear_state(zeros, zeros, zeros, zeros[0, 0], zeros[None], mix.rows, implementation="none")
