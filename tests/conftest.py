@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
-from jaxtyping import install_import_hook
+
+from tests.shapes.hook import check_shapes
 
 FAKE_CPU_DEVICES = 8
 CHECKED_PACKAGES = ("orca_jax.kernels", "orca_jax.model", "orca_jax.exec", "orca_jax.ranker")
@@ -24,8 +25,8 @@ settings.register_profile(
 settings.register_profile("explore", settings.get_profile("default"), deadline=None)
 FIXED_CONSTANTS = Constants()
 
-# Kept for the whole run. It must exist before the import of a checked package, hence here and not in a fixture.
-_shape_checks = install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
+# For the whole run. It comes before the import of a checked package, hence here and not in a fixture.
+check_shapes(CHECKED_PACKAGES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
