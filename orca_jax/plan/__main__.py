@@ -58,11 +58,6 @@ def make_parser() -> FlagParser:
         metavar="NAMExN",
         help=f"N devices, such as h200x8, or v5e-8 as in Google Cloud; names: {known}; cpu: this machine",
     )
-    made.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="memory of each device instead of the published one, or with cpu the free memory, such as 24GiB",
-    )
     types = get_args(DType)
     made.add_argument("--dtype", choices=("auto", *types), default="auto", help="type of weights (default: auto)")
     made.add_argument(
@@ -84,13 +79,7 @@ def make_parser() -> FlagParser:
     made.add_argument(
         "--prompt", type=human_int, default=512, metavar="N", help="tokens of the timed prompt (default: 512)"
     )
-    made.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        default=GPU_MEMORY_UTILIZATION,
-        metavar="X",
-        help=f"share of an accelerator's memory (default: {GPU_MEMORY_UTILIZATION})",
-    )
+    _add_memory(made)
     made.add_argument(
         "--itl-target-ms",
         type=float,
@@ -107,6 +96,22 @@ def make_parser() -> FlagParser:
     made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     made.add_config_flag()
     return made
+
+
+def _add_memory(parser: FlagParser) -> None:
+    """Add the flags of the memory of a device."""
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="memory of each device instead of the published one, or with cpu the free memory, such as 24GiB",
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=GPU_MEMORY_UTILIZATION,
+        metavar="X",
+        help=f"share of an accelerator's memory (default: {GPU_MEMORY_UTILIZATION})",
+    )
 
 
 def _add_shares(parser: FlagParser) -> None:
