@@ -38,8 +38,11 @@ COMMANDS = {
         "quality, speed and memory of quantised weights and KV caches",
         "lab.quantisation.quantised_flags",
     ),
-    "reproduce": Command("lab.reproduce.command", "the paper's Figures 8 to 11 and Table 1, with a verdict each"),
+    "reproduce": Command(
+        "lab.reproduce.command", "the paper's Figures 8 to 11 and Table 1, and later papers, with a verdict each"
+    ),
     "scheduler_cost": Command("lab.scheduler_cost", "the host's time for each request, by scheduler and ordering"),
+    "shelf": Command("lab.shelf.table", "published schedulers on equal loads in virtual time"),
     "speculation": Command(
         "lab.speculation.command", "speculation against none: tokens per second and accepted proposals"
     ),

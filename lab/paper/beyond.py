@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.baselines import POLICIES
 from lab.paper.effort import Effort
 from lab.paper.gpt import LONGEST
 from lab.paper.places import Place, simulate
 from lab.paper.runs import Lengths, paper_lengths, poisson
 from lab.paper.sweep import saturation
 from lab.paper.systems import parse_system
-from lab.policies import POLICIES
 from orca_jax.bench.workload.files import read_azure
 from orca_jax.reporting import print_table, rounded, write_file
 

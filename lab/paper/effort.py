@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+from lab.baselines import POLICIES
 from lab.paper.systems import System
-from lab.policies import POLICIES
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from lab.baselines import POLICIES, Policy, Setting
 from lab.paper.fits import FITTED, Fit
 from lab.paper.gpt import LONGEST, MODELS, Device, StageCost
 from lab.paper.runs import Drive, Lengths, RunResult, serve
 from lab.paper.systems import System
-from lab.policies import POLICIES, Policy, Setting
 from orca_jax.bench.feed import advance
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError

@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from lab.baselines import POLICIES
 from lab.paper.curves import Point, Points, between, rising
 from lab.paper.systems import parse_system
-from lab.policies import POLICIES
 from orca_jax.errors import ConfigError
 
 FIGURE_10 = Path(__file__).with_name("orca_fig10.csv")

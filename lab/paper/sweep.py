@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lab.baselines import POLICIES
 from lab.paper.curves import Point, throughput_at
 from lab.paper.effort import Effort
 from lab.paper.places import Place, simulate
 from lab.paper.runs import Lengths, paper_lengths, poisson
 from lab.paper.systems import System, parse_system
-from lab.policies import POLICIES
 
 LOADS = (0.02, 0.035, 0.055, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.92, 0.97, 1.02, 1.1, 1.3, 1.7)
 """Arrival rates of a curve, as multiples of the throughput with all requests at once."""

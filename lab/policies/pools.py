@@ -1,70 +1,77 @@
-"""Pools by predicted effort: short, medium and long requests, each kind with a batch of its own; for comparison only.
+"""Pools by predicted effort: short, medium and long requests, each kind with a batch of its own.
 
-No batch has both short and long requests, so that none waits for a long one. But every pool's iteration reads all
-weights.
+No paper: the idea of our own, with a negative result. No batch has both short and long requests, so that none waits for
+a long one. But every pool's iteration reads all weights. Within a pool it is Algorithm 1 of ORCA (Yu et al., OSDI'22,
+section 4.2): in the order of arrival, and each request is admitted only if all its tokens fit.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from orca_jax.sched.kv import KVManager
-from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.request import Request, State
-from orca_jax.sched.scheduler import Choice, SchedulerSettings, Selection, Traits
-
-BOUNDS = (43, 86)
-"""The largest predicted outputs of the first two pools: thirds of the paper's outputs of 1 to 128 tokens."""
+from orca_jax.policy import API, Decision, PolicyView, RequestView
 
 
-class PoolsScheduler:
-    """Pools that take turns; within each of them Algorithm 1 of the paper.
+class Pools:
+    """Pools that take turns.
 
     Args:
-        max_bs: places in all pools together, shared equally.
-        n_workers: iterations in flight.
-        bounds: the largest predicted numbers of generated tokens of all pools but the last, ascending.
+        places: places in all pools together, shared equally.
+        bounds: the largest predicted numbers of generated tokens of all pools but the last, ascending; thirds of the
+            ORCA paper's outputs of 1 to 128 tokens.
     """
 
-    traits: ClassVar[Traits] = Traits(has_reservations=True, has_workers=True)
+    api: ClassVar[int] = API
+    reads: ClassVar[frozenset[str]] = frozenset({"predicted"})
+    may_starve: ClassVar[bool] = False
 
-    def __init__(self, max_bs: int, n_workers: int = 1, bounds: Sequence[int] = BOUNDS) -> None:
+    def __init__(self, places: int = 32, bounds: Sequence[int] = (43, 86)) -> None:
         num_pools = len(bounds) + 1
-        assert max_bs >= num_pools, f"{max_bs} places are too few for {num_pools} pools"
-        self.n_workers = n_workers
+        if places < num_pools:
+            raise ValueError(f"places must be at least {num_pools}, one for each pool, got {places}")
+        self.sizes = [(places + number) // num_pools for number in range(num_pools)]
         self._bounds = bounds
-        self._sizes = [(max_bs + number) // num_pools for number in range(num_pools)]
         self._next = 0  # the pool in turn
 
-    @classmethod
-    def from_settings(cls, settings: SchedulerSettings) -> Self:
-        return cls(settings.max_bs, settings.n_workers)
+    def decide(self, view: PolicyView) -> Decision:
+        """The batch of the next pool with a job that can run."""
+        jobs = sorted([*view.residents, *view.waiting], key=lambda job: job.index)
+        for _ in self.sizes:
+            number, self._next = self._next, (self._next + 1) % len(self.sizes)
+            if run := self._batch(number, jobs, view):
+                return Decision(run)
+        return Decision([])
 
-    def select(self, pool: RequestPool, kv: KVManager) -> Selection:
-        """The batch of the next pool with a request that can run."""
-        for _ in self._sizes:
-            number, self._next = self._next, (self._next + 1) % len(self._sizes)
-            batch = self._batch(number, pool, kv)
-            if batch:
-                return Selection(batch)
-        return Selection(())
-
-    def may_return(self, request: Request) -> bool:
-        """Always true: a token is delivered as soon as its iteration has returned."""
-        return True
-
-    def _batch(self, number: int, pool: RequestPool, kv: KVManager) -> Sequence[Choice]:
-        """Lines 17 to 28 of Algorithm 1, for the requests of one pool."""
-        batch: list[Choice] = []
-        n_rsrv = kv.reserved_slots
-        for request in pool:
-            if request.state is State.RUNNING or bisect_left(self._bounds, request.predicted_output) != number:
+    def _batch(self, number: int, jobs: Sequence[RequestView], view: PolicyView) -> list[tuple[RequestView, int]]:
+        """Lines 17 to 28 of Algorithm 1, for the jobs of one pool."""
+        run: list[tuple[RequestView, int]] = []
+        rows, budget, most = view.free_rows, view.token_budget, min(self.sizes[number], view.max_draws)
+        spare = view.free_pages
+        for job in view.residents:
+            spare -= view.pages(job, _to_come(job))
+        for job in jobs:
+            if not job.num_left or job.num_pending or bisect_left(self._bounds, job.predicted) != number:
                 continue
-            if len(batch) == self._sizes[number]:
+            if len(run) == most:
                 break
-            if request.state is State.INITIATION:
-                n_rsrv += kv.demand(len(request.prompt_ids), request.max_total)
-                if n_rsrv > kv.capacity:
+            if not job.is_resident:
+                spare -= view.pages(job, _to_come(job))
+                rows -= 1
+                if 0 * spare > spare or rows < 0:
                     break
-            batch.append(Choice(request, request.num_left))
-        return batch
+            budget -= job.num_left
+            if budget < 0:
+                break
+            run.append((job, job.num_left))
+        return run
+
+    def started(self, job: RequestView, num_tokens: int) -> None:
+        """Does nothing: each decision reads all jobs anew."""
+
+    def ended(self, job: RequestView) -> None:
+        """Does nothing: each decision reads all jobs anew."""
+
+
+def _to_come(job: RequestView) -> int:
+    """Tokens that are not in the cache yet, if the job generates as many as it may."""
+    return job.num_prompt + job.max_tokens - job.num_computed

@@ -1,89 +1,83 @@
-"""vLLM's first scheduler (0.1, 2023): whole prompts first, pages on demand, preemption.
+"""vLLM's first scheduler (0.1; Kwon et al., SOSP'23, section 4.5): whole prompts first, pages on demand, preemption.
 
 While a waiting request fits, an iteration has new prompts alone, and every running request waits. Otherwise each
 running request gets one token. If no page is free, the latest request loses its pages, and computes its tokens again
-later.
+later. Requests come in the order of arrival.
 """
 
-import math
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from orca_jax.sched.kv import KVManager
-from orca_jax.sched.orderings.base import by_arrival
-from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.prefix import NO_HIT
-from orca_jax.sched.request import Request, State
-from orca_jax.sched.scheduler import Choice, SchedulerSettings, Selection, Traits
-
-MOST_TOKENS = 2560
-"""Prompt tokens of an iteration, vLLM's `max_num_batched_tokens` of that time; a longer prompt comes alone."""
-WATERMARK = 0.01
-"""The share of the pages that new requests leave free."""
+from orca_jax.policy import API, Decision, PolicyView, RequestView
 
 
-class PrefillFirstScheduler:
+class PrefillFirst:
     """Prompts before increments, both in order of arrival.
 
     Args:
-        max_bs: requests of an iteration.
-        n_workers: iterations in flight; the running requests are shared equally among them, as among vLLM's engines of
-            a pipeline.
+        most_tokens: prompt tokens of an iteration, vLLM's `max_num_batched_tokens` of that time; a longer prompt comes
+            alone.
+        watermark: new requests leave one page in so many free.
+        in_flight: iterations in flight; the residents are shared equally among them, as among vLLM's engines of a
+            pipeline.
     """
 
-    traits: ClassVar[Traits] = Traits(has_workers=True)
+    api: ClassVar[int] = API
+    reads: ClassVar[frozenset[str]] = frozenset()
+    may_starve: ClassVar[bool] = False
 
-    def __init__(self, max_bs: int, n_workers: int = 1) -> None:
-        self.max_bs = max_bs
-        self.n_workers = n_workers
+    def __init__(self, most_tokens: int = 2560, watermark: int = 100, in_flight: int = 1) -> None:
+        self._most_tokens, self._watermark, self._in_flight = most_tokens, watermark, in_flight
 
-    @classmethod
-    def from_settings(cls, settings: SchedulerSettings) -> Self:
-        return cls(settings.max_bs, settings.n_workers)
-
-    def select(self, pool: RequestPool, kv: KVManager) -> Selection:
+    def decide(self, view: PolicyView) -> Decision:
         """New prompts; without any, increments."""
-        newcomers = self._newcomers(pool, kv)
-        if newcomers:
-            return Selection([Choice(request, request.num_tokens) for request in newcomers])
-        return self._increments(pool, kv)
+        newcomers = self._newcomers(view)
+        return Decision(newcomers) if newcomers else self._increments(view)
 
-    def may_return(self, request: Request) -> bool:
-        """Always true: a token is delivered as soon as its iteration has returned."""
-        return True
-
-    def _newcomers(self, pool: RequestPool, kv: KVManager) -> Sequence[Request]:
-        """Waiting requests, as far as rows, pages and `MOST_TOKENS` reach."""
-        found: list[Request] = []
-        spare = kv.num_free_blocks - (math.ceil(WATERMARK * kv.num_blocks[0]) if pool.running else 0)
-        num_tokens, num_places = 0, min(self.max_bs, kv.num_free_rows)
-        for request in pool:
-            if not request.is_idle:
-                continue
-            num_tokens += request.num_tokens
-            blocks = kv.needed(NO_HIT, request.num_tokens)
-            if blocks > spare or len(found) == num_places or (found and num_tokens > MOST_TOKENS):
+    def _newcomers(self, view: PolicyView) -> list[tuple[RequestView, int]]:
+        """Waiting jobs, as far as rows, pages and tokens reach."""
+        run: list[tuple[RequestView, int]] = []
+        spare, num_tokens = view.free_pages, 0
+        kept = bool(view.residents) * view.num_pages
+        places, most = min(view.max_draws, view.free_rows), min(self._most_tokens, view.token_budget)
+        for job in view.waiting:
+            size = min(job.num_left, view.token_budget)
+            num_tokens += size
+            pages = view.pages(job, size)
+            if not size or len(run) == places or (run and num_tokens > most):
                 break
-            spare -= blocks
-            found.append(request)
-        return found
+            if pages > spare or kept > self._watermark * (spare - pages):
+                break
+            spare -= pages
+            run.append((job, size))
+        return run
 
-    def _increments(self, pool: RequestPool, kv: KVManager) -> Selection:
-        """A token for each running request that is not in flight, and the requests to preempt for their pages."""
-        running = sorted(pool.running.values(), key=by_arrival)
-        ready = [request for request in running if request.state is State.INCREMENT]
-        most, free = min(self.max_bs, -(-len(running) // self.n_workers)), kv.num_free_blocks
-        choices: list[Choice] = []
-        preempted: list[Request] = []
-        while ready and len(choices) < most:
-            request = ready.pop(0)
-            assert request.row is not None, f"{request.request_id} does not run"
-            while (blocks := kv.lacking(request.row, request.num_tokens)) > free:
-                preempted.append(ready.pop() if ready else request)
-                free += kv.releasable(preempted[-1].row)
-                if preempted[-1] is request:
+    def _increments(self, view: PolicyView) -> Decision:
+        """A token for each resident that is not in flight, and the residents to evict for their pages.
+
+        A prompt longer than the budget of the engine goes on here.
+        """
+        ready = sorted(
+            [job for job in view.residents if job.num_left and not job.num_pending], key=lambda job: job.index
+        )
+        most, free = min(view.max_draws, -(-len(view.residents) // self._in_flight)), view.free_pages
+        run: list[tuple[RequestView, int]] = []
+        evict: list[RequestView] = []
+        budget = view.token_budget
+        while ready and len(run) < most and budget:
+            job = ready.pop(0)
+            size = min(job.num_left, budget)
+            while (pages := view.pages(job, size)) > free:
+                evict.append(ready.pop() if ready else job)
+                free += view.releases(evict[-1])
+                if evict[-1] is job:
                     break
             else:
-                free -= blocks
-                choices.append(Choice(request, 1))
-        return Selection(choices, preempted)
+                free, budget = free - pages, budget - size
+                run.append((job, size))
+        return Decision(run, evict)
+
+    def started(self, job: RequestView, num_tokens: int) -> None:
+        """Does nothing: each decision reads all jobs anew."""
+
+    def ended(self, job: RequestView) -> None:
+        """Does nothing: each decision reads all jobs anew."""

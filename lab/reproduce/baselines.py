@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lab.baselines import POLICIES
 from lab.paper.effort import Effort
 from lab.paper.places import Place, simulate
 from lab.paper.runs import paper_lengths, poisson
 from lab.paper.sweep import point_at, saturation
 from lab.paper.systems import parse_system
-from lab.policies import POLICIES
 from lab.reproduce.blocks import RESULTS, table
 from lab.reproduce.claims import LATENCY
 from orca_jax.reporting import print_table, rounded, write_file

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lab.baselines import POLICIES
 from lab.paper.curves import between, rising, throughput_along
 from lab.paper.effort import Effort
 from lab.paper.fits import Fit
@@ -12,7 +13,6 @@ from lab.paper.points import largest
 from lab.paper.runs import paper_lengths
 from lab.paper.sweep import Curve, point_at, saturation
 from lab.paper.systems import parse_system
-from lab.policies import POLICIES
 from lab.reproduce.fig9 import normalised_ms
 from lab.reproduce.rows import Row
 

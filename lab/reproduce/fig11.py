@@ -3,12 +3,12 @@
 import statistics
 from typing import Any
 
+from lab.baselines import POLICIES
 from lab.paper.effort import Effort
 from lab.paper.places import Place, simulate
 from lab.paper.runs import homogeneous, poisson
 from lab.paper.sweep import LOADS, saturation
 from lab.paper.systems import parse_system
-from lab.policies import POLICIES
 from lab.reproduce.rows import Row
 
 SYSTEMS = ("ft(1,1)", "ft(8,8)", "ft(16,8)", "orca(1)", "orca(8)", "orca(16)", "orca(32)")

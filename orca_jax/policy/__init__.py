@@ -4,6 +4,7 @@ The engine calls it between two iterations. It never sees the engine's own objec
 `RequestView`s, and returns a `Decision`.
 """
 
+from orca_jax.policy.ordered import Ordered
 from orca_jax.policy.protocol import API, Decision, LengthPredictor, Order, Policy, PolicyView, RequestView
 
-__all__ = ["API", "Decision", "LengthPredictor", "Order", "Policy", "PolicyView", "RequestView"]
+__all__ = ["API", "Decision", "LengthPredictor", "Order", "Ordered", "Policy", "PolicyView", "RequestView"]

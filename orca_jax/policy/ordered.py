@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
 from typing import ClassVar
 
 from orca_jax.policy.protocol import API, Decision, Order, PolicyView, RequestView
@@ -14,8 +15,8 @@ class Ordered:
     """Increments first, then chunks of residents, then newcomers, unless a resident lacks pages.
 
     Residents and newcomers are chosen in the order of their keys. While a resident lacks pages, the last ones lose
-    theirs. If the order preempts, a newcomer takes rows and pages of residents that are behind it; it never takes those
-    of the resident admitted longest ago.
+    theirs. If the order preempts, residents and waiting jobs are chosen together by their keys: those behind are
+    paused, and the last ones lose rows and pages that others lack. The resident admitted longest ago keeps its own.
 
     Args:
         order: gives the keys.
@@ -40,6 +41,8 @@ class Ordered:
 
     def decide(self, view: PolicyView) -> Decision:
         """Residents by key, and newcomers by key as far as rows, budget and pages reach."""
+        if self.order.preempts:
+            return self._first(view)
         residents = sorted(view.residents, key=lambda job: self._rank(job, view.now))
         draft = _Draft(view)
         able = [job for job in residents if job.num_left]
@@ -61,7 +64,6 @@ class Ordered:
         if not draft.budget:
             return
         spare, admitted = draft.spare(residents), 0
-        behind = list(residents[1:]) if self.order.preempts else []
         for job in sorted(view.waiting, key=lambda job: self._rank(job, view.now)):
             if not draft.budget:
                 break
@@ -69,21 +71,32 @@ class Ordered:
                 continue  # for a few iterations
             if not draft.may_take(job.num_left):
                 break
-            while True:
-                is_alone = not residents and not draft.run
-                room = spare if is_alone else spare - self.watermark
-                if view.pages(job, job.num_left) > room:
-                    view.use_whole_pages(job)
-                pages = view.pages(job, job.num_left)
-                if admitted < view.free_rows + len(draft.evict) and not pages > room:
-                    break
-                victim = behind.pop() if behind else None
-                if victim is None or self._rank(victim, view.now) < self._rank(job, view.now):
-                    return
-                spare += draft.take_from(victim)
+            is_alone = not residents and not draft.run
+            room = spare if is_alone else spare - self.watermark
+            if view.pages(job, job.num_left) > room:
+                view.use_whole_pages(job)
+            pages = view.pages(job, job.num_left)
+            if admitted == view.free_rows or pages > room:
+                break
             draft.choose(job, min(job.num_left, draft.budget), pages)
             spare -= pages
             admitted += 1
+
+    def _first(self, view: PolicyView) -> Decision:
+        """The first jobs by key, of residents and waiting jobs alike; of these, increments before chunks."""
+        jobs = sorted([*view.residents, *view.waiting], key=lambda job: self._rank(job, view.now))
+        draft, oldest = _Draft(view), next(iter(view.residents), None)
+        places = {job: place for place, job in enumerate(jobs)}
+        keeping = [job for job in jobs if job.is_resident and job is not oldest]
+        chosen = list(islice((job for job in jobs if job.num_left), view.max_batch))
+        for job in sorted(chosen, key=lambda job: job.num_left > 1):
+            if job in keeping:
+                keeping.remove(job)
+            if job not in draft.evict and draft.may_take(job.num_left):
+                draft.fit(job, keeping, bisect_left(keeping, places[job], key=places.__getitem__))
+        if not draft.run and oldest is not None and oldest.num_left:
+            draft.fit(oldest, [job for job in jobs if job.is_resident and job is not oldest], 0)
+        return Decision(draft.run, draft.evict)
 
 
 class _Draft:
@@ -140,6 +153,27 @@ class _Draft:
             if victim is job:
                 return
         self.choose(job, size, pages)
+
+    def fit(self, job: RequestView, keeping: list[RequestView], first: int) -> None:
+        """Choose a job for as many tokens as budget and pages allow.
+
+        It takes rows and pages from the end of `keeping`, down to the place `first`, unless all would not be enough.
+        """
+        size, admitted = min(job.num_left, self.budget), sum([not other.is_resident for other, _ in self.run])
+        if self.view.pages(job, size) > sum([self.view.releases(other) for other in keeping[first:]], self.free):
+            first = len(keeping)
+        while True:
+            has_row = job.is_resident or admitted < self.view.free_rows + len(self.evict)
+            pages = self.view.pages(job, size)
+            if has_row and not pages > self.free:
+                self.choose(job, size, pages)
+                return
+            if len(keeping) <= first:
+                break
+            self.take_from(keeping.pop())
+        size = bisect_left(range(1, size), True, key=lambda n: self.view.pages(job, n) > self.free) if has_row else 0
+        if size:  # part of a chunk
+            self.choose(job, size, self.view.pages(job, size))
 
     def take_from(self, victim: RequestView) -> BlockCount:
         """Evict a job, and drop it from the iteration; returns the pages that it gives back."""

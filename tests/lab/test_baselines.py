@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from lab.baselines import POLICIES
 from lab.paper.places import Place
 from lab.paper.runs import paper_lengths
 from lab.paper.sweep import saturation
 from lab.paper.systems import parse_system
-from lab.policies import POLICIES
 from lab.reproduce.baselines import EFFORT, HEAD, RESULT, SYSTEMS, baselines, block, rows
 from orca_jax.reporting import rounded
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.baselines import POLICIES
 from lab.paper.curves import Point, throughput_at
 from lab.paper.effort import Effort
 from lab.paper.fits import FITTED, one_pair
@@ -15,7 +16,6 @@ from lab.paper.places import Place, simulate
 from lab.paper.points import latency_errors, read_figure_10, saturation_error
 from lab.paper.runs import Lengths, homogeneous, paper_lengths, poisson
 from lab.paper.systems import System, parse_system
-from lab.policies import POLICIES
 from lab.reproduce.fig9 import batch_ms
 from orca_jax.errors import ConfigError
 

@@ -11,8 +11,8 @@ Two things go beyond `orca_jax/sched/request_level.py`. Neither is in the paper.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lab.baselines.policy import Setting
 from lab.paper.gpt import StageCost
-from lab.policies.policy import Setting
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request import Request, State

@@ -7,8 +7,8 @@ of a batch of Transformers, without FasterTransformer's start at the shortest pr
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lab.baselines.policy import Setting
 from lab.paper.gpt import StageCost
-from lab.policies.policy import Setting
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.request_level import RequestLevelScheduler

@@ -1,6 +1,6 @@
 """The protocol of a policy: a scheduler for comparison, and its place on the simulated devices.
 
-A new policy is a module in this folder and a row in `POLICIES` of `lab/policies/__init__.py`. Its systems then have a
+A new policy is a module in this folder and a row in `POLICIES` of `lab/baselines/__init__.py`. Its systems then have a
 name such as `orca(32)` in every table.
 """
 

@@ -1,0 +1,181 @@
+"""All policies of the shelf on equal loads, in virtual time: one table.
+
+Each load comes at 0.7, 0.9 and 1.1 of the saturation of `chunked` in the order of arrival, with three seeds. The spread
+beside a value is half the difference between the largest and the smallest one of the seeds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lab.paper.effort import Effort
+from lab.policies.mc_sf import McSf
+from lab.policies.orca import Orca
+from lab.policies.plas import Plas
+from lab.policies.pools import Pools
+from lab.policies.prefill_first import PrefillFirst
+from lab.policies.prefix_match import PrefixMatch
+from lab.policies.sarathi import Sarathi
+from lab.policies.skip_join_mlfq import SkipJoinMlfq
+from lab.policies.srpt import Srpt
+from lab.policies.vtc import VirtualTokenCounter
+from lab.shelf.fairness import gap
+from lab.shelf.loads import DEVICE, DEVICES, MODEL, TRACES, load
+from lab.shelf.virtual import Call, Outcome, Service, on_protocol, simulate
+from orca_jax.errors import ConfigError
+from orca_jax.policy import Policy
+from orca_jax.reporting import percentile, print_table, rounded, write_file
+from orca_jax.sched.predict import Predictor, RunningQuantiles
+
+RESULT = Path(__file__).parents[1] / "results" / "shelf.json"
+POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "orca": Orca,
+    "prefill_first": PrefillFirst,
+    "sarathi": Sarathi,
+    "vtc": VirtualTokenCounter,
+    "lpm": PrefixMatch,
+    "k_lpm": lambda: PrefixMatch(16),
+    "skip_join_mlfq": SkipJoinMlfq,
+    "plas": Plas,
+    "srpt": Srpt,
+    "srpt_quantiles": Srpt,
+    "srpt_noisy": lambda: Srpt(noise=0.5),
+    "mc_sf": McSf,
+    "pools": lambda: Pools(DEVICES.max_batch),
+}
+PREDICTORS: Mapping[str, Callable[[], Predictor]] = {"srpt_quantiles": RunningQuantiles}
+"""The others know the lengths."""
+LOADS = (0.7, 0.9, 1.1)
+SEEDS = (0, 1, 2)
+PATIENCE, READING = 1.0, 4.8
+"""A reader of the QoE expects the first token after so many seconds, and then so many tokens per second."""
+COLUMNS = {
+    "requests_per_s": "requests/s",
+    "p50_ttft_ms": "TTFT, p50",
+    "p99_ttft_ms": "p99",
+    "p50_gap_ms": "gap, p50",
+    "p99_gap_ms": "p99",
+    "p50_normalized_ms": "ms/token, p50",
+    "p99_normalized_ms": "p99",
+    "jain": "Jain",
+    "service_gap": "service gap",
+    "qoe": "QoE",
+    "evictions": "preemptions",
+    "again": "computed twice, %",
+}
+"""Titles of the figures."""
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    files = ", ".join(file for _, file in TRACES.values())
+    parser.add_argument("--traces", type=Path, metavar="DIR", help=f"directory with {files}")
+    parser.add_argument("--num-requests", type=int, default=500, metavar="N", help="requests of a run (default: 500)")
+    processes = os.cpu_count() or 1
+    parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
+    parser.add_argument("--record", action="store_true", help="write the result into lab/results")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure and print the table; name the loads without a file."""
+    if args.num_requests < 10:
+        raise ConfigError(f"num_requests must be at least 10, got {args.num_requests}", param="num_requests")
+    names, missing = ["orca", "agents"], list[str]()
+    for name, (_, file) in TRACES.items():
+        has_file = args.traces is not None and (args.traces / file).is_file()
+        (names if has_file else missing).append(name)
+    if missing:
+        print(f"left out, since --traces has no file of them: {', '.join(missing)}")
+    found = rounded(measured(names, args.num_requests, args.traces, Effort(processes=args.processes)))
+    for title, lines in blocks(found).items():
+        print_table(title, {line[0]: "  ".join(line[1:]) for line in lines})
+    if args.record:
+        write_file(RESULT, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def measured(names: Sequence[str], count: int, traces: Path | None, effort: Effort) -> dict[str, Any]:
+    """The figures of all policies on the loads of these names."""
+    loads = [(name, seed) for name in names for seed in SEEDS]
+    tops = effort.map(saturation, *zip(*[(*each, count, traces) for each in loads], strict=True))
+    points = [(*each, top, level) for each, top in zip(loads, tops, strict=True) for level in LOADS]
+    runs = [(policy, *point) for point in points for policy in POLICIES]
+    found = effort.map(measure, *zip(*[(*each, count, traces) for each in runs], strict=True))
+    table: dict[str, Any] = {}
+    for (policy, name, _, _, level), figures in zip(runs, found, strict=True):
+        columns = (
+            table.setdefault(name, {}).setdefault(f"{level:g}", {}).setdefault(policy, {key: [] for key in figures})
+        )
+        for key, value in figures.items():
+            columns[key].append(value)
+    return {"model": MODEL, "device": DEVICE, "requests": count, "seeds": len(SEEDS), "loads": table}
+
+
+def saturation(name: str, seed: int, count: int, traces: Path | None) -> float:
+    """Requests per second of `chunked`, if all of them wait at the beginning."""
+    calls = [call._replace(arrival=0.0, after=None) for call in load(name, 1e9, count, seed, traces)]
+    services = simulate(lambda devices: on_protocol(Sarathi(), devices), calls, DEVICES).services
+    return count / max([service.end for service in services])
+
+
+def measure(
+    policy: str, name: str, seed: int, top: float, level: float, count: int, traces: Path | None
+) -> dict[str, float]:
+    """The figures of a run at a multiple of the saturation."""
+    calls = load(name, level * top, count, seed, traces)
+    devices = DEVICES._replace(token_budget=DEVICES.longest) if policy == "prefill_first" else DEVICES
+    outcome = simulate(lambda limits: on_protocol(POLICIES[policy](), limits), calls, devices, PREDICTORS.get(policy))
+    return figures_of(calls, outcome)
+
+
+def figures_of(calls: Sequence[Call], outcome: Outcome) -> dict[str, float]:
+    """The figures of `COLUMNS`."""
+    services = outcome.services
+    begin, end = min([each.arrival for each in services]), max([each.end for each in services])
+    ttft = [each.tokens[0] - each.arrival for each in services]
+    gaps = [b - a for each in services for a, b in pairwise(each.tokens)] or [0.0]
+    normalized = [(each.end - each.arrival) / len(each.tokens) for each in services]
+    tokens = sum([call.num_prompt + call.num_generated for call in calls])
+    found = {"requests_per_s": len(calls) / (end - begin)}
+    for key, values in (("ttft", ttft), ("gap", gaps), ("normalized", normalized)):
+        found[f"p50_{key}_ms"], found[f"p99_{key}_ms"] = (1e3 * percentile(values, share) for share in (50, 99))
+    found["jain"] = jain(calls, normalized)
+    found["service_gap"] = gap(calls, outcome) if {call.tenant for call in calls} == {"A", "B"} else 0.0
+    found["qoe"] = statistics.fmean([on_time(each) for each in services])
+    return found | {"evictions": outcome.evictions, "again": 100 * outcome.tokens_again / tokens}
+
+
+def jain(calls: Sequence[Call], normalized: Sequence[float]) -> float:
+    """Jain's index of the mean normalised latencies of clients or programs: 1 if all are equal, 1/n if one has all."""
+    of = dict[str, list[float]]()
+    for call, value in zip(calls, normalized, strict=True):
+        of.setdefault(call.tenant, []).append(value)
+    means = [statistics.fmean(values) for values in of.values()]
+    return sum(means) ** 2 / (len(means) * sum([mean**2 for mean in means]))
+
+
+def on_time(service: Service) -> float:
+    """The share of the tokens that came before the reader expected them."""
+    first = service.arrival + PATIENCE
+    return statistics.fmean([at <= first + number / READING for number, at in enumerate(service.tokens)])
+
+
+def blocks(found: Mapping[str, Any]) -> dict[str, list[list[str]]]:
+    """The rows of each load and level: the policy, then mean and spread of each figure."""
+    return {
+        f"{name}, {level} of the saturation": [
+            [policy, *map(shown, figures.values())] for policy, figures in each.items()
+        ]
+        for name, levels in found["loads"].items()
+        for level, each in levels.items()
+    }
+
+
+def shown(values: Sequence[float]) -> str:
+    """Mean and half the range."""
+    mean, half = statistics.fmean(values), (max(values) - min(values)) / 2
+    return f"{mean:,.3g} ± {half:,.2g}" if half else f"{mean:,.3g}"

@@ -1,0 +1,183 @@
+"""Runs of one engine in virtual time: requests with given lengths, some of which follow the end of others."""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from orca_jax.engine import Engine
+from orca_jax.policy import Policy
+from orca_jax.policy.scheduler import PolicyScheduler
+from orca_jax.request import RequestUpdate, SamplingParams, Urgency
+from orca_jax.sched.kv import KVManager
+from orca_jax.sched.pool import RequestPool
+from orca_jax.sched.predict import Oracle, Predictor
+from orca_jax.sched.scheduler import KnownScheduler
+from orca_jax.sim.cost import IterationCost
+from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
+
+FIRST_ID = OTHER_ID + 1  # of the ids in prompts that share beginnings
+
+
+class Call(NamedTuple):
+    """A request of a load.
+
+    Attributes:
+        arrival: seconds; with `after` they are counted from the end of that request.
+        num_prompt: tokens of the prompt.
+        num_generated: tokens that it generates.
+        max_tokens: its bound on them; 0: the number itself.
+        tenant: client or program.
+        after: index of the request that it follows.
+        prompt: ids, if prompts share beginnings.
+    """
+
+    arrival: float
+    num_prompt: int
+    num_generated: int
+    max_tokens: int = 0
+    tenant: str = ""
+    after: int | None = None
+    prompt: Sequence[int] = ()
+
+
+class Devices(NamedTuple):
+    """Simulated devices, and the limits of an engine on them."""
+
+    cost: IterationCost
+    num_pages: int
+    page_size: int = 16
+    max_batch: int = 32
+    token_budget: int = 512
+    num_rows: int | None = None  # None: as many as `max_batch`
+    longest: int = 2048  # tokens of a request
+    reuses_prefixes: bool = False
+
+
+class Service(NamedTuple):
+    """The service of one request.
+
+    Attributes:
+        arrival: seconds.
+        tokens: times of the delivery of its tokens.
+    """
+
+    arrival: float
+    tokens: list[float]
+
+    @property
+    def end(self) -> float:
+        """Time of the last token."""
+        return self.tokens[-1]
+
+
+class Outcome(NamedTuple):
+    """A run.
+
+    Attributes:
+        services: by the index of the call.
+        evictions: preemptions of all requests.
+        tokens_again: tokens that were computed more than once, of prompts and outputs.
+        overrules: decisions of the policy that the engine's guard changed.
+        samples: begin, end, and requests in the engine, of each turn.
+    """
+
+    services: Sequence[Service]
+    evictions: int
+    tokens_again: int
+    overrules: int
+    samples: Sequence[tuple[float, float, int]]
+
+
+Maker = Callable[[Devices], KnownScheduler]
+"""Makes a scheduler for the limits of an engine."""
+
+
+def on_protocol(policy: Policy, devices: Devices) -> PolicyScheduler:
+    """The scheduler of a policy."""
+    return PolicyScheduler(
+        policy,
+        type(policy).__name__,
+        max_bs=devices.max_batch,
+        token_budget=devices.token_budget,
+        num_rows=devices.num_rows or devices.max_batch,
+    )
+
+
+def simulate(
+    make: Maker, calls: Sequence[Call], devices: Devices, predictor: Callable[[], Predictor] | None = None
+) -> Outcome:
+    """Serve all calls.
+
+    Args:
+        make: makes the scheduler.
+        calls: those without `after` in the order of arrival.
+        devices: the limits.
+        predictor: makes the predictor of lengths; None: it knows them.
+    """
+    clock, scheduler = VirtualClock(), make(devices)
+    lengths = {str(index): call.num_generated for index, call in enumerate(calls)}
+    rows, slots = devices.num_rows or devices.max_batch, devices.num_pages * devices.page_size
+    reserved = slots - rows * (devices.page_size - 1) if scheduler.traits.has_reservations else None
+    kv = KVManager((devices.num_pages,), devices.page_size, rows, reserved)
+    pool = RequestPool(
+        kv,
+        vocab_size=1 + max([max(call.prompt, default=OTHER_ID) for call in calls]),
+        max_model_len=devices.longest,
+        eos_token_ids=(END_ID,),
+        reuses_prefixes=devices.reuses_prefixes and scheduler.traits.shares_prefixes,
+        predictor=Oracle(lengths) if predictor is None else predictor(),
+    )
+    executor = SimExecutor(devices.cost, clock, lengths)
+    run = _Run(Engine(executor, scheduler, pool, clock=clock, sleep=lambda seconds: _pass(clock, seconds)), calls)
+    samples = run.serve(clock)
+    wanted = sum([call.num_prompt + call.num_generated - 1 for call in calls]) - pool.num_cache_hits
+    overrules = run.engine.stats.overruled_decisions
+    return Outcome(run.services, pool.num_preemptions, executor.stats.tokens - wanted, overrules, samples)
+
+
+def _pass(clock: VirtualClock, seconds: float) -> None:
+    clock.now += seconds
+
+
+class _Run:
+    """The calls of a run, as they come to an engine."""
+
+    def __init__(self, engine: Engine, calls: Sequence[Call]) -> None:
+        self.engine = engine
+        self.services = [Service(call.arrival, []) for call in calls]
+        self._calls = calls
+        self._coming = [(call.arrival, index) for index, call in enumerate(calls) if call.after is None]
+        self._followers: dict[int, list[int]] = {}
+        for index, call in enumerate(calls):
+            if call.after is not None:
+                self._followers.setdefault(call.after, []).append(index)
+        self._prompt = [OTHER_ID] * max([call.num_prompt for call in calls])
+
+    def serve(self, clock: VirtualClock) -> list[tuple[float, float, int]]:
+        """Serve all calls; returns the samples."""
+        engine, samples = self.engine, list[tuple[float, float, int]]()
+        while self._coming or engine.has_work:
+            if not engine.has_work:
+                clock.now = max(clock.now, self._coming[0][0])
+            while self._coming and self._coming[0][0] <= clock.now:
+                self._add(*heappop(self._coming))
+            begin, number = clock.now, len(engine.pool)
+            for update in engine.step():
+                self._take(update, clock.now)
+            samples.append((begin, clock.now, number))
+        return samples
+
+    def _add(self, at: float, index: int) -> None:
+        call = self._calls[index]
+        self.services[index] = Service(at, [])
+        params = SamplingParams(call.max_tokens or call.num_generated, temperature=0.0)
+        prompt = call.prompt or self._prompt[: call.num_prompt]
+        self.engine.add(str(index), prompt, params, urgency=Urgency(tenant=call.tenant))
+
+    def _take(self, update: RequestUpdate, now: float) -> None:
+        assert update.error is None, update.error
+        index = int(update.request_id)
+        self.services[index].tokens.extend([now] * len(update.new_ids))
+        if update.finish_reason is not None:
+            for follower in self._followers.get(index, ()):
+                heappush(self._coming, (now + self._calls[follower].arrival, follower))

@@ -1,0 +1,52 @@
+"""The results of the shelf's papers, in short forms."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from lab.shelf import fairness, optimum, prefixes, ratios, stability
+from lab.shelf.virtual import Call
+
+
+def test_the_load_that_grows() -> None:
+    assert stability.growth("chunked", 1.4, 1200, 0) > 0.1 > stability.growth("chunked", 0.6, 1200, 0)
+    assert stability.growth("prefill_first", 0.9, 800, 0) > 0.5, "others than work-conserving ones grow before"
+
+
+def by_hand(memory: int, calls: Sequence[Call]) -> float:
+    """The least sum of latencies, of all first iterations."""
+    most, best = sum([call.num_generated for call in calls]), float("inf")
+    for waits in itertools.product(range(most + 1), repeat=len(calls)):
+        starts = [int(call.arrival) + wait for call, wait in zip(calls, waits, strict=True)]
+        held = [0] * (max(starts) + most + 1)
+        for start, call in zip(starts, calls, strict=True):
+            for j in range(call.num_generated):
+                held[start + j] += call.num_prompt + j
+        if max(held) <= memory:
+            best = min(best, sum(waits) + sum([call.num_generated for call in calls]))
+    return best
+
+
+def test_the_optimum_is_that_of_all_schedules() -> None:
+    calls = [Call(0.0, 2, 3), Call(0.0, 3, 2), Call(1.0, 1, 4)]
+    for memory in (5, 6, 9):
+        found = optimum.by_policy(memory, calls)
+        assert optimum.optimum(memory, calls, found) == by_hand(memory, calls) <= found
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_no_schedule_beats_the_optimum(number: int) -> None:
+    assert 1 <= optimum.ratio(number, is_online=True) < 1.3
+
+
+def test_the_bound_of_two_clients() -> None:
+    assert fairness.measure("vtc", 200, 0) <= fairness.BOUND < fairness.measure("fcfs", 200, 0)
+
+
+def test_reuse_shortens_the_tail() -> None:
+    assert prefixes.p99("fcfs", 23.0, 150, 0) > 1.5 * prefixes.p99("k_lpm", 23.0, 150, 0)
+
+
+def test_every_ratio_names_its_paper() -> None:
+    assert ratios.ratio("fastserve", 60, 0) > 0 and len(ratios.PAPERS) == 6

@@ -1,0 +1,56 @@
+"""The table of all policies on equal loads: its figures by hand, and the command in a short form."""
+
+from pathlib import Path
+
+import pytest
+
+from lab.__main__ import main
+from lab.shelf import table
+from lab.shelf.loads import agents, load
+from lab.shelf.virtual import Call, Outcome, Service
+
+
+def test_figures() -> None:
+    """Two requests from A and B. A's tokens come after 1 and 3 s; B's after 2 s, as late as they may for the reader."""
+    calls = [Call(0.0, 5, 2, tenant="A"), Call(1.0, 5, 1, tenant="B")]
+    services = [Service(0.0, [1.0, 3.0]), Service(1.0, [3.0])]
+    found = table.figures_of(calls, Outcome(services, 1, 13 // 2, 0, []))
+    assert found["requests_per_s"] == 2 / 3 and found["p50_ttft_ms"] == 1000 and found["p99_ttft_ms"] == 2000
+    assert found["p99_gap_ms"] == 2000 and found["p50_normalized_ms"] == 1500
+    assert found["jain"] == pytest.approx(3.5**2 / (2 * (1.5**2 + 2**2)))
+    assert found["qoe"] == pytest.approx((0.5 + 0) / 2)
+    assert found["evictions"] == 1 and found["again"] == pytest.approx(100 * 6 / 13)
+
+
+def test_shown() -> None:
+    assert table.shown([1.0, 2.0, 3.0]) == "2 ± 1" and table.shown([5.0, 5.0]) == "5"
+
+
+def test_calls_of_a_program_follow_each_other() -> None:
+    calls = agents(2.0, 60, 0)
+    assert len(calls) == 60 and [call.after for call in calls].count(None) > 5
+    for index, call in enumerate(calls):
+        if call.after is not None:
+            assert call.after == index - 1 and calls[index - 1].tenant == call.tenant
+            assert call.num_prompt > calls[index - 1].num_prompt
+
+
+def test_equal_loads_but_for_the_time() -> None:
+    slow, fast = (load("orca", rate, 20, 0) for rate in (1.0, 4.0))
+    assert [call._replace(arrival=0.0) for call in slow] == [call._replace(arrival=0.0) for call in fast]
+    assert [call.arrival for call in slow] == pytest.approx([4 * call.arrival for call in fast])
+
+
+def test_the_command_leaves_out_loads_without_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table, "LOADS", (0.9,))
+    monkeypatch.setattr(table, "SEEDS", (0,))
+    monkeypatch.setattr(table, "RESULT", tmp_path / "shelf.json")
+    flags = ["--traces", str(tmp_path), "--num-requests", "12", "--processes", "1", "--record"]
+    assert main(["shelf", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "left out, since --traces has no file of them: azure, mooncake" in shown
+    assert all(shown.count(name) >= 2 for name in table.POLICIES) and (tmp_path / "shelf.json").is_file()
+    assert main(["shelf", "--num-requests", "2"]) == 2
+    assert "num_requests must be at least 10" in capsys.readouterr().err
