@@ -26,6 +26,7 @@ CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
 MixerName = Literal["attention", "short_conv", "linear_attention"]  # see model/mixers
+MlpName = Literal["mlp", "dense_mlp"]  # the second one is of layers without experts, in models with experts
 PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention"})  # the others keep states in place of pages
 SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 
@@ -55,6 +56,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
     short_factor: tuple[float, ...] = ()  # longrope, one for each frequency, up to `original_max_position`
+    temperature: float = 0.0  # factor on the queries at position p: 1 + temperature * log(1 + p // original)
     share: float = 1.0  # proportional: of the frequencies, the highest ones; the others are zero
     rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
 
@@ -63,8 +65,14 @@ class LayerKind(NamedTuple):
     """The differences between the layers of a model."""
 
     window: int | None  # tokens that each token sees, itself included; None: all before it
-    rope: RopeConfig | None  # None: learned positions
+    rope: RopeConfig | None  # None: learned positions, or none
     mixer: MixerName = "attention"
+    mlp: MlpName = "mlp"
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The names of the mixer and of the MLP, which are those of their parameters too."""
+        return self.mixer, self.mlp
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class ModelConfig:
     max_positions: int
     norm: Literal["layernorm", "rmsnorm"]
     norm_eps: float
-    activation: Literal["gelu_tanh", "gelu", "silu", "relu"]
+    activation: Literal["gelu_tanh", "gelu", "silu", "relu", "relu2"]
     gated_mlp: bool
     attention_bias: bool  # of queries, keys and values
     mlp_bias: bool
@@ -95,26 +103,33 @@ class ModelConfig:
     attention_gate: bool = False  # the output of each head is weighted by a number between 0 and 1 of each token
     residual: Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed"] = "pre_norm"  # see model/block.py
     residual_factors: ResidualFactors | None = None  # of the residual "normed"
+    residual_scale: float = 1.0  # factor on what attention and MLP add, of the residuals "pre_norm" and "both_norms"
     mixer_pattern: tuple[MixerName, ...] = ("attention",)  # of the layers; repeated over them
     short_conv: ShortConvConfig | None = None  # of layers with this mixer
     sliding_window: int | None = None  # tokens that each token sees, itself included, in layers with a window
     window_pattern: tuple[bool, ...] = (True,)  # whether a layer has the window; repeated over the layers
+    rope_pattern: tuple[bool, ...] = (True,)  # whether a layer has `rope`, or none at all; repeated over the layers
     windowed_rope: RopeConfig | None = None  # of layers with the window; None: `rope` is that of all layers
     attention_scale: float | None = None  # factor on scores; None: head_dim ** -0.5
     attention_soft_cap: float | None = None  # scores s become cap * tanh(s / cap)
     logit_soft_cap: float | None = None  # likewise for logits
+    logit_scale: float = 1.0  # factor on logits, before their cap
     embedding_scale: float = 1.0  # factor on token embeddings, rounded in the type of the parameters
+    norm_bias: bool = True  # of norms of the kind layernorm
     norm_offset: float = 0.0  # added to the scales of all norms
     quantization: Quantization | None = None  # of linear layers and tables of the vocabulary; None: plain weights
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
-    experts: ExpertsConfig | None = None  # in all layers; None: each layer has one MLP
+    experts: ExpertsConfig | None = None  # None: each layer has one MLP
+    text_family: str | None = None  # of a model for images and texts: the `model_type` of its texts
     decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
 
     @property
     def active_mlp_dim(self) -> int:
-        """The width of all MLPs of a layer that a token goes through."""
+        """The width of all MLPs that a token goes through in a layer, the widest one."""
         experts = self.experts
-        return self.mlp_dim if experts is None else self.mlp_dim * experts.per_token + experts.shared_dim
+        if experts is None:
+            return self.mlp_dim
+        return max(self.mlp_dim * experts.per_token + experts.shared_dim, experts.dense_dim)
 
     @cached_property
     def score_scale(self) -> float:
@@ -126,10 +141,20 @@ class ModelConfig:
         """The kind of each layer."""
         windowed = LayerKind(self.sliding_window, self.windowed_rope or self.rope)
         kinds = [windowed if has_window else LayerKind(None, self.rope) for has_window in self.window_pattern]
-        mixers = self.mixer_pattern
-        return tuple(
+        mixers, ropes = self.mixer_pattern, self.rope_pattern
+        found = [
             kinds[layer % len(kinds)]._replace(mixer=mixers[layer % len(mixers)]) for layer in range(self.num_layers)
+        ]
+        for layer in () if self.experts is None else self.experts.dense_layers:
+            found[layer] = found[layer]._replace(mlp="dense_mlp")
+        return tuple(
+            kind if ropes[layer % len(ropes)] else kind._replace(rope=None) for layer, kind in enumerate(found)
         )
+
+    def layers_with_part(self, name: str) -> tuple[int, ...]:
+        """The layers with a mixer or an MLP of this name; all layers for other names."""
+        found = tuple(layer for layer, kind in enumerate(self.layer_kinds) if name in kind.parts)
+        return found or tuple(range(self.num_layers))
 
     def layers_with(self, mixer: MixerName) -> tuple[int, ...]:
         """The layers with a mixer."""

@@ -1,7 +1,7 @@
 """The sizes and options of the parts of a layer, as fields of `config.ModelConfig`."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,26 @@ class ResidualFactors(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RouterConfig:
+    """The choice of a token's experts, and their weights."""
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"  # of the router's products
+    has_bias: bool = False  # added to the scores for the choice alone
+    groups: int = 1  # of experts; only those of the best groups are chosen from
+    used_groups: int = 1  # the best ones, by the sum of their two best scores
+    eps: float = 0.0  # added to the sum by which weights are divided
+    scale: float = 1.0  # factor on the weights
+
+
+@dataclass(frozen=True)
 class ExpertsConfig:
-    """A mixture of experts in place of each MLP. The width of an expert is `ModelConfig.mlp_dim`."""
+    """A mixture of experts in place of MLPs. The width of an expert is `ModelConfig.mlp_dim`."""
 
     count: int  # experts of a layer
     per_token: int  # those that a token goes through
-    is_normalised: bool = True  # the weights of a token's experts have the sum 1
+    is_normalised: bool = True  # the weights of a token's experts have the sum 1, before `RouterConfig.scale`
     shared_dim: int = 0  # width of an additional expert of all tokens; 0: there is none
+    shared_gate: bool = True  # each token weights it by its own number
+    router: RouterConfig = RouterConfig()
+    dense_layers: tuple[int, ...] = ()  # layers with an MLP in place of experts
+    dense_dim: int = 0  # width of these MLPs

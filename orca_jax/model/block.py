@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import MixerName, ModelConfig
+from orca_jax.config import MixerName, MlpName, ModelConfig
 from orca_jax.layer_config import ResidualFactors, SumFactors
 from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Linear, Maker, Mlp, Norm, project, unfused
@@ -27,21 +27,21 @@ type Projections = tuple[
 
 @dataclass(frozen=True)
 class Pattern:
-    """The mixers of a stage's layers, in their order."""
+    """The mixers and MLPs of a stage's layers, in their order, by their names."""
 
-    mixers: tuple[MixerName, ...]
+    parts: tuple[tuple[str, ...], ...]
 
     @cached_property
     def period(self) -> int:
-        """The least number of layers after which all mixers repeat."""
-        mixers, number = self.mixers, len(self.mixers)
+        """The least number of layers after which all parts repeat."""
+        parts, number = self.parts, len(self.parts)
         sizes = (size for size in range(1, number + 1) if number % size == 0)
-        return next(size for size in sizes if mixers == mixers[:size] * (number // size))
+        return next(size for size in sizes if parts == parts[:size] * (number // size))
 
     @property
     def num_periods(self) -> int:
         """The number of repetitions."""
-        return len(self.mixers) // self.period
+        return len(self.parts) // self.period
 
     @property
     def repeats(self) -> bool:
@@ -49,9 +49,9 @@ class Pattern:
         return self.period == 1 or self.num_periods > 1
 
     def layers_of(self, path: Sequence[object]) -> list[int]:
-        """The layers on the first axis of a stacked parameter of a block: all, or those with the parameter's mixer."""
-        of_all = path[0] not in self.mixers
-        return [layer for layer, mixer in enumerate(self.mixers) if of_all or mixer == path[0]]
+        """The layers on the first axis of a stacked parameter of a block: those with the parameter's part, or all."""
+        found = [layer for layer, parts in enumerate(self.parts) if path[0] in parts]
+        return found or list(range(len(self.parts)))
 
 
 class Attention(nnx.Module):
@@ -88,7 +88,7 @@ class Attention(nnx.Module):
             query, key = self.query_norm.of_groups(query), self.key_norm.of_groups(key)
         query, key, value = (values.reshape(tokens, -1, self.head_dim) for values in (query, key, value))
         if rotation is not None:
-            query, key = rotation(query), rotation(key)
+            query, key = rotation.of_queries(query), rotation(key)
         return query, key, value, None if self.gate is None else jax.nn.sigmoid(results[3])
 
     def mix[Cache](
@@ -166,14 +166,15 @@ class AttentionOnly[Cache]:
 class Block(nnx.Module):
     """A mixer and an MLP, each with a norm and added to the residual stream, which stays float32.
 
-    Stacked layers of a model with several mixers have all of these; a single layer has one. The norm of the mixer's
-    inputs is `attention_norm`, whatever the mixer.
+    Stacked layers of a model with several mixers or MLPs have all of these; a single layer has one of each. The norm of
+    the mixer's inputs is `attention_norm`, whatever the mixer.
     """
 
     def __init__(self, make: Maker, config: ModelConfig) -> None:
         self.residual = config.residual
         out_std = 0.02 * (2 * config.num_layers) ** -0.5  # GPT-2: the residual stream sums 2 L such outputs
         self.factors = config.residual_factors or ResidualFactors()
+        self.residual_scale = config.residual_scale
         self.attention_norm = Norm(make, config)
 
         mixers = config.mixers
@@ -188,12 +189,22 @@ class Block(nnx.Module):
         self.short_conv = nnx.data(mixer(ShortConv, "short_conv"))
         self.linear_attention = nnx.data(mixer(LinearAttention, "linear_attention"))
         self.mlp_norm = Norm(make, config)
-        self.mlp = (
-            Mlp(make, config, out_std) if config.experts is None else Experts(make, config, config.experts, out_std)
-        )
         has_both = config.residual == "both_norms"
         self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
         self.mlp_out_norm = nnx.data(Norm(make, config) if has_both else None)
+        experts, dense = config.experts, make
+        if experts is not None and experts.dense_layers:
+            sparse = config.layers_with_part("mlp")
+            make, dense = make.with_layers(sparse), make.with_layers(experts.dense_layers)
+        self.dense_mlp: Mlp | None = nnx.data(None)
+        self.mlp: Mlp | Experts | None = nnx.data(None)
+        if experts is None:
+            self.mlp = nnx.data(Mlp(make, config, out_std))
+        elif make.has_layers:
+            self.mlp = nnx.data(Experts(make, config, experts, out_std))
+        if experts is not None and dense is not make and dense.has_layers:
+            self.dense_mlp = nnx.data(Mlp(dense, config, out_std, experts.dense_dim))
+        self.has_experts = experts is not None
 
     def __call__[Cache](
         self,
@@ -235,10 +246,16 @@ class Block(nnx.Module):
         (mixer,) = self.mixers.values()
         return mixer
 
-    def with_mixer(self, name: MixerName) -> "Block":
-        """The same parameters without those of other mixers."""
+    @property
+    def mlps(self) -> dict[MlpName, Mlp | Experts]:
+        """The MLPs by their names, which are the names of their parameters too."""
+        found: dict[MlpName, Mlp | Experts | None] = {"mlp": self.mlp, "dense_mlp": self.dense_mlp}
+        return {name: mlp for name, mlp in found.items() if mlp is not None}
+
+    def with_parts(self, names: Sequence[str]) -> "Block":
+        """The same parameters without those of other mixers and MLPs."""
         block: Block = nnx.merge(*nnx.split(self))
-        for other in block.mixers.keys() - {name}:
+        for other in (block.mixers.keys() | block.mlps.keys()) - set(names):
             setattr(block, other, nnx.data(None))
         return block
 
@@ -252,10 +269,15 @@ class Block(nnx.Module):
     @property
     def linear_layers(self) -> list[Linear]:
         """The linear layers. Those of experts are not among them: they have their own products."""
-        layers, mlp = [layer for mixer in self.mixers.values() for layer in mixer.linear_layers], self.mlp
-        if isinstance(mlp, Mlp):
-            layers += filter(None, [mlp.gate, mlp.up, mlp.down])
+        layers = [layer for mixer in self.mixers.values() for layer in mixer.linear_layers]
+        for mlp in self.mlps.values():
+            if isinstance(mlp, Mlp):
+                layers += filter(None, [mlp.gate, mlp.up, mlp.down])
         return layers
+
+    def scaled(self, branch: Float[Array, "B E"]) -> Float[Array, "B E"]:
+        """What attention or the MLP adds to the residual stream."""
+        return branch if self.residual_scale == 1 else branch * self.residual_scale
 
     def finish(
         self,
@@ -268,8 +290,10 @@ class Block(nnx.Module):
         if keep is not None and adapters is not None:
             adapters = adapters.kept
         attended = self.mixer.merge(out, keep, adapters)
-        # Experts have no adapters.
-        mlp = self.mlp if adapters is None or isinstance(self.mlp, Experts) else partial(self.mlp, adapters=adapters)
+        (own,) = self.mlps.values()
+        # Models with experts have no adapters of MLPs.
+        has_adapters = adapters is not None and not self.has_experts
+        mlp = partial(own, adapters=adapters) if has_adapters and isinstance(own, Mlp) else own
         return _RESIDUALS[self.residual](self, x if keep is None else x[keep], attended, mlp)
 
 
@@ -277,8 +301,8 @@ def _pre_norm(
     block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
 ) -> Float[Array, "B E"]:
     """Add the attention of normalised inputs, then the MLP of normalised inputs."""
-    x = x + attended
-    return x + mlp(block.mlp_norm(x))
+    x = x + block.scaled(attended)
+    return x + block.scaled(mlp(block.mlp_norm(x)))
 
 
 def _post_norm(
@@ -294,8 +318,8 @@ def _both_norms(
 ) -> Float[Array, "B E"]:
     """Add the normalised results of attention and of the MLP, each of normalised inputs."""
     assert block.attention_out_norm is not None and block.mlp_out_norm is not None
-    x = x + block.attention_out_norm(attended)
-    return x + block.mlp_out_norm(mlp(block.mlp_norm(x)))
+    x = x + block.scaled(block.attention_out_norm(attended))
+    return x + block.scaled(block.mlp_out_norm(mlp(block.mlp_norm(x))))
 
 
 def _parallel(

@@ -91,7 +91,11 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     kind = hf.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         served = ", ".join(sorted(FAMILIES))
-        raise ConfigError(f"config.json: model_type {short(kind)} is not supported, only {served}", param="model")
+        near, missing = refused().get(str(kind), ("", ""))
+        reason = f" ({missing} is missing; the nearest family is {near})" if near else ""
+        raise ConfigError(
+            f"config.json: model_type {short(kind)} is not supported{reason}, only {served}", param="model"
+        )
     family = FAMILIES[kind]
     hf, quantization = take_quantization(hf)
     check_keys(hf, family)
@@ -138,6 +142,12 @@ def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -
     if outside:
         message = f"{name}: eos_token_id {short(outside)} is outside the vocabulary of {config.vocab_size} tokens"
         raise ConfigError(message, param="eos_token_id")
+
+
+def refused() -> dict[str, tuple[str, str]]:
+    """Types of models that are not served, each with the nearest served family and the part that is missing."""
+    text = resources.files("orca_jax.model.families").joinpath("refused.json").read_text(encoding="utf-8")
+    return {kind: (near, missing) for kind, (near, missing) in json.loads(text).items() if kind not in FAMILIES}
 
 
 def _presets() -> dict[str, dict[str, Any]]:

@@ -51,6 +51,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "silu": jax.nn.silu,
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
 
@@ -247,7 +248,8 @@ class Norm(nnx.Module):
         self.eps, self.offset = config.norm_eps, config.norm_offset
         self.width = config.embed_dim if width is None else width
         self.scale = make((self.width,), (axis,), "zeros" if self.offset else "ones")
-        self.bias = nnx.data(make((self.width,), (axis,), "zeros") if self.centred else None)
+        has_bias = self.centred and config.norm_bias
+        self.bias = nnx.data(make((self.width,), (axis,), "zeros") if has_bias else None)
 
     def __call__(self, x: Float[Array, "*T E"]) -> Float[Array, "*T E"]:
         """Normalise the last axis."""
@@ -266,7 +268,7 @@ class Norm(nnx.Module):
 class Table(nnx.Module):
     """A vector for each index: token embeddings, learned positions, and the unembedding.
 
-    Scores s become soft_cap * tanh(s / soft_cap), unless it is None.
+    Scores are multiplied by `scale`. Then scores s become soft_cap * tanh(s / soft_cap), unless it is None.
     """
 
     def __init__(
@@ -278,8 +280,9 @@ class Table(nnx.Module):
         *,
         used: int | None = None,
         soft_cap: float | None = None,
+        scale: float = 1.0,
     ) -> None:
-        self.soft_cap = soft_cap
+        self.soft_cap, self.scale = soft_cap, scale
         self.table: nnx.Param[Array] | QuantisedTable | PackedBitsTable = make.table(
             rows, width, axis, rows if used is None else used
         )
@@ -306,8 +309,9 @@ class Table(nnx.Module):
             self.table = packed_table(self.table, library, num_devices)
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector with every row, and its soft cap."""
+        """Inner product of every hidden vector with every row, its scale and its soft cap."""
         scores, cap = self._products(hidden), self.soft_cap
+        scores = scores if self.scale == 1 else scores * self.scale
         return scores if cap is None else cap * jnp.tanh(scores / cap)
 
     def _products(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:

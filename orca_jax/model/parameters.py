@@ -59,9 +59,8 @@ def split_layer(path: str) -> tuple[str, int | None]:
 
 
 def layers_of(path: str, config: ModelConfig) -> tuple[int, ...]:
-    """The layers of a model that have a parameter, by its path with all layers: those with its mixer, or all."""
-    mixer = next((name for name in config.mixers if path.startswith(f"blocks.{name}.")), None)
-    return tuple(range(config.num_layers)) if mixer is None else config.layers_with(mixer)
+    """The layers of a model that have a parameter, by its path with all layers: those with its part, or all."""
+    return config.layers_with_part(path.split(".")[1] if path.startswith("blocks.") else "")
 
 
 def flat_parameters(state: nnx.State) -> dict[str, Any]:

@@ -5,6 +5,7 @@ never has to be rotated again. In some kinds the frequencies change beyond a cer
 `longrope`). They are used only up to this length; `families.llama` limits `max_positions` to it.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -82,8 +83,18 @@ def _yarn_magnitude(factor: float, mscale: float) -> float:
 class Rotation:
     """Cosine and sine of A angles of every token. R = 2 A dimensions of each head are rotated."""
 
-    def __init__(self, dim: int, cos: Float[Array, "T 1 A"], sin: Float[Array, "T 1 A"]) -> None:
-        self.dim, self.cos, self.sin = dim, cos, sin
+    def __init__(
+        self,
+        dim: int,
+        cos: Float[Array, "T 1 A"],
+        sin: Float[Array, "T 1 A"],
+        temperature: Float[Array, "T 1 1"] | None = None,
+    ) -> None:
+        self.dim, self.cos, self.sin, self.temperature = dim, cos, sin, temperature
+
+    def of_queries(self, query: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
+        """Rotate queries, and multiply them by the temperature of their positions."""
+        return self(query) if self.temperature is None else self(query) * self.temperature
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate the pairs (d, d + R/2) of every head, in float32. Dimensions from R on stay as they are."""
@@ -96,15 +107,17 @@ class Rotations:
     """The rotations of all layers. Those of each kind of rotary positions are computed once.
 
     Args:
-        ropes: the rotary positions of each layer.
+        ropes: the rotary positions of each layer; None for none, and the layer then has a rotation by nothing.
         head_dim: D.
         positions: the positions of the tokens.
     """
 
-    def __init__(self, ropes: Sequence[RopeConfig], head_dim: int, positions: Int[Array, "T"]) -> None:
+    def __init__(self, ropes: Sequence[RopeConfig | None], head_dim: int, positions: Int[Array, "T"]) -> None:
         kinds = tuple(dict.fromkeys(ropes))
         self._number = [kinds.index(rope) for rope in ropes]  # of the kind of each layer
-        self._kinds = [_rotation(rope, head_dim, positions) for rope in kinds]
+        some = next(rope for rope in kinds if rope is not None)
+        still = dataclasses.replace(RopeConfig(kind="proportional", share=0.0), rotated_dim=some.rotated_dim)
+        self._kinds = [_rotation(still if rope is None else rope, head_dim, positions) for rope in kinds]
 
     def of_layer(self, layer: int | Int[Array, ""]) -> Rotation:
         """The rotation of a layer; its index may be known only at run time."""
@@ -123,4 +136,8 @@ def _rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> Ro
     angles = positions.astype(jnp.float32)[:, None] * frequencies(rope, dim)  # [T, R/2]
     cos = jnp.cos(angles)[:, None] * magnitude(rope)  # [T, 1, R/2]
     sin = jnp.sin(angles)[:, None] * magnitude(rope)
+    if rope.temperature:
+        steps = jnp.floor(positions / rope.original_max_position)
+        temperature = (1 + rope.temperature * jnp.log1p(steps))[:, None, None]
+        return Rotation(dim, *unfused((cos, sin, temperature)))
     return Rotation(dim, *unfused((cos, sin)))  # otherwise a scan over layers would compute them in every layer

@@ -91,6 +91,8 @@ def uneven_parts(config: ModelConfig, shards: int) -> list[str]:
     sizes = {"query heads": config.num_heads, "mlp width": config.mlp_dim}
     if config.experts is not None and config.experts.shared_dim:
         sizes["width of the shared expert"] = config.experts.shared_dim
+    if config.experts is not None and config.experts.dense_dim:
+        sizes["width of the layers without experts"] = config.experts.dense_dim
     if config.short_conv is not None:
         sizes["channels of convolutions"] = config.embed_dim
     undivided = [f"{size} {name}" for name, size in sizes.items() if size % shards]

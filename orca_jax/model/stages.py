@@ -50,7 +50,13 @@ def of_span(config: ModelConfig, span: LayerSpan) -> ModelConfig:
         return pattern[shift:] + pattern[:shift]
 
     windows, mixers = shifted(config.window_pattern), shifted(config.mixer_pattern)
-    return replace(config, num_layers=span.size, window_pattern=windows, mixer_pattern=mixers)
+    ropes = shifted(config.rope_pattern)
+    experts = config.experts
+    if experts is not None:
+        dense = tuple(layer - span.start for layer in experts.dense_layers if span.start <= layer < span.stop)
+        experts = replace(experts, dense_layers=dense)
+    config = replace(config, experts=experts)
+    return replace(config, num_layers=span.size, window_pattern=windows, mixer_pattern=mixers, rope_pattern=ropes)
 
 
 def spans(config: ModelConfig, stages: int) -> tuple[LayerSpan, ...]:

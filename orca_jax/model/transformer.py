@@ -59,7 +59,7 @@ class Decoder(nnx.Module):
         self.span = span = span or whole(config)
         self.num_layers = span.size
         self.of_stage = of_span(config, span)
-        self.pattern = Pattern(tuple(kind.mixer for kind in self.of_stage.layer_kinds))
+        self.pattern = Pattern(tuple(kind.parts for kind in self.of_stage.layer_kinds))
         self.is_first = span.is_first
         shards = 1 if mesh is None else tensor_parallel_size(mesh)
         make = Maker(dtype, rngs, mesh=mesh, storage=Storage(config.quantization, shards))
@@ -70,7 +70,8 @@ class Decoder(nnx.Module):
                 make.skip()
                 return None
             cap = config.logit_soft_cap if axis == "vocab" else None
-            return Table(make, rows, config.embed_dim, axis, used=used, soft_cap=cap)
+            scale = config.logit_scale if axis == "vocab" else 1.0
+            return Table(make, rows, config.embed_dim, axis, used=used, soft_cap=cap, scale=scale)
 
         used = config.vocab_size
         self.embedding = nnx.data(table(vocab_rows, "vocab", used, is_read=span.is_first or (tied and span.is_last)))
@@ -125,8 +126,8 @@ class Decoder(nnx.Module):
         """
         x = self._embed(inputs, positions) if self.is_first else inputs
         kinds = self.of_stage.layer_kinds
-        ropes = [kind.rope for kind in kinds if kind.rope is not None]
-        rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if ropes else _no_rotation
+        ropes = [kind.rope for kind in kinds]
+        rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if any(ropes) else _no_rotation
         launch = LayersRun(rotation_of, mixing, keep, adapters)
         pattern = self.pattern
         if isinstance(self.blocks, Block) and self.is_packed:
@@ -155,8 +156,8 @@ class Decoder(nnx.Module):
         assert isinstance(self.blocks, Block), "the decoder is unstacked already"
         self.is_switched = switched
         structure, stacked = nnx.split(self.blocks)
-        mixers = self.pattern.mixers
-        of_mixer = {name: nnx.split(self.blocks.with_mixer(name))[0] for name in mixers} if len(set(mixers)) > 1 else {}
+        kinds = self.pattern.parts
+        of_kind = {parts: nnx.split(self.blocks.with_parts(parts))[0] for parts in kinds} if len(set(kinds)) > 1 else {}
         waiting = list(nnx.to_flat_state(stacked))
         self.blocks = nnx.List([])
         del stacked  # so that each stack is freed as soon as its slices are there
@@ -170,8 +171,8 @@ class Decoder(nnx.Module):
                 layers[layer].append((path, variable.replace(_layer_of(stack, index), axes=axes[1:])))
         self.blocks = nnx.List(
             [
-                nnx.merge(of_mixer.get(mixer, structure), nnx.from_flat_state(layer))
-                for mixer, layer in zip(mixers, layers, strict=True)
+                nnx.merge(of_kind.get(parts, structure), nnx.from_flat_state(layer))
+                for parts, layer in zip(kinds, layers, strict=True)
             ]
         )
 
@@ -207,7 +208,7 @@ class Decoder(nnx.Module):
 
 
 def _no_rotation(layer: Index) -> None:
-    """The rotation of layers with learned positions."""
+    """The rotation of layers with learned positions, or without any."""
 
 
 def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array | jax.ShapeDtypeStruct:
@@ -282,7 +283,7 @@ def scanned[Cache](
 
 def _layer_of_period(blocks: Block, pattern: Pattern, step: int) -> Block:
     """One layer of a period whose layers are stacked."""
-    structure, state = nnx.split(blocks.with_mixer(pattern.mixers[step]))
+    structure, state = nnx.split(blocks.with_parts(pattern.parts[step]))
     flat = [
         (path, variable.replace(variable.get_value()[pattern.layers_of(path).index(step)]))
         for path, variable in nnx.to_flat_state(state)
@@ -338,7 +339,7 @@ def looped[Cache](
     layers: LoopLayers, pattern: Pattern, x: Float[Array, "T E"], launch: LayersRun[Cache], cache: Cache
 ) -> tuple[Float[Array, "B E"], Cache]:
     """Run all layers in a loop with one compiled `mix` for each layer of a period."""
-    size, last, keep = pattern.period, len(pattern.mixers) - 1, launch.keep
+    size, last, keep = pattern.period, len(pattern.parts) - 1, launch.keep
 
     def layer_at(period: Index, step: int) -> Index:
         return period if size == 1 else period * size + step

@@ -1,7 +1,10 @@
 """`docs/models.md`, generated from the table of families and the tested models: `python -m tests.model.page`."""
 
+import json
+import textwrap
+
 from orca_jax.config import ModelConfig
-from orca_jax.model.describe import read_model_config
+from orca_jax.model.describe import read_model_config, refused
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.sharding import can_share
@@ -26,8 +29,8 @@ LoRA: whether adapters can be served beside the model ([adapters.md](adapters.md
 |---|---|---|---|
 """
 _TESTED = """
-Models in which only some layers have experts are not supported, and sound is not. Images are not either: of a model for
-images and texts (`gemma3`), the part for texts is served, and the weights of the other parts are not loaded. Whatever
+Images and sound are not supported: of a model for images and texts, the part for texts is served, and the weights of
+the other parts are not loaded. Whatever
 the family, a key of `config.json` that could change the results and is not implemented is refused by its name
 ([quickstart.md](quickstart.md), Your own Hugging Face model). Some directories of the Hub, such as those of Phi-3, name
 code of their own in `auto_map`. It is never run: remove the key if transformers has the class.
@@ -41,9 +44,10 @@ draft model masks the tokens outside of its windows and keeps them.
 
 A mixture of experts is part of the layers, so that chunks, preemption, tensor parallelism and stages work as with other
 models. Each device has a part of the width of every expert (`moe_intermediate_size`, or `intermediate_size` of Mixtral
-and OLMoE): `--tensor-parallel-size` must divide it. There is no expert parallelism. Files must have a tensor for each
-expert, as published and as written by `save_pretrained` by default. On a CPU and on a TPU only the chosen experts are
-computed. On a GPU all experts are computed for each token, which costs long prompts time; see
+and OLMoE): `--tensor-parallel-size` must divide it. There is no expert parallelism. Layers without experts, such as the
+first ones of GLM-4.5, make a pattern that does not repeat, so that each layer is compiled. Files must have a tensor for
+each expert, as published and as written by `save_pretrained` by default. On a CPU and on a TPU only the chosen experts
+are computed. On a GPU all experts are computed for each token, which costs long prompts time; see
 [benchmarks.md](benchmarks.md). Keys of training, such as `router_aux_loss_coef` and `router_jitter_noise`, have no
 effect.
 
@@ -53,7 +57,8 @@ For each of these small models with random weights, the logits of float32 are wi
 units of the largest logit, and greedy tokens are the same (`tests/model/test_reference.py`), on each of the numbers of
 devices. The models other than GPT-2 and Llama run through the engine in chunks of 8 tokens, in pages of 8 tokens, with
 a prefix cache, on two devices or in two stages (`tests/test_same_tokens.py`; many of these cases are marked slow).
-Published weights are not part of the tests.
+Published weights are not part of the tests. Of the families that have no row, `tests/model/recorded` compares small
+models with random configurations in the same way.
 
 | model | layers | heads | KV heads | head dim | width | options | devices |
 |---|---|---|---|---|---|---|---|
@@ -66,7 +71,39 @@ def page() -> str:
         f"| `{family.name}` | {family.models} | `{family.architectures[0]}` | {_has_adapters(family)} |\n"
         for family in FAMILIES.values()
     ]
-    return _HEAD + "".join(families) + _TESTED + "".join(_row(name) for name in NAMES)
+    tested = _TESTED + "".join(_row(name) for name in NAMES)
+    return _HEAD + "".join(families) + tested + _types()
+
+
+def num_served() -> int:
+    """The number of served types in the lists of transformers."""
+    return len(_known() & FAMILIES.keys())
+
+
+def _known() -> set[str]:
+    """The types of transformers' models for texts, and for images and texts."""
+    types = json.loads((ROOT / "tests/fixtures/configs/types.json").read_text(encoding="utf-8"))
+    return {*types["texts"], *types["images"]}
+
+
+def _types() -> str:
+    """The types of transformers that are refused."""
+    known, refusals = _known(), refused()
+    rows = [f"| `{kind}` | `{near}` | {missing} |\n" for kind, (near, missing) in sorted(refusals.items())]
+    others = ", ".join(f"`{kind}`" for kind in sorted(known - FAMILIES.keys() - refusals.keys()))
+    return f"""
+## Refused types
+
+Of the {len(known)} types in the lists of transformers 5.23 for causal language models and for images and texts,
+{num_served()} are served. These are refused by name, with the nearest served family and the part that is missing:
+
+| `model_type` | nearest | missing |
+|---|---|---|
+{"".join(rows)}
+The others are refused too. Most are encoders with a decoder's head, models with an encoder and a decoder, and models
+for images:
+{textwrap.fill(others, 118, break_on_hyphens=False)}.
+"""
 
 
 def _has_adapters(family: Family) -> str:
@@ -114,3 +151,4 @@ def _experts(config: ModelConfig) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    print(f"{num_served()} of {len(_known())} types are served")

@@ -12,6 +12,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from orca_jax.model import shards
+from orca_jax.model.families.base import JoinedPart
 from orca_jax.model.files import stripes
 from orca_jax.model.files.stripes import CopyTarget, FileMatrix, aligned_empty, as_range, copy
 from orca_jax.model.load import prepare_load
@@ -33,6 +34,14 @@ def a_file(folder: Path, values: np.ndarray, begin: int = 24) -> FileMatrix:
     path.write_bytes(b"\xff" * begin + values.tobytes())
     rows, columns = values.shape
     return FileMatrix("a", rows, columns, values.dtype, os.open(path, os.O_RDONLY), begin)
+
+
+def test_pairs_that_lie_side_by_side() -> None:
+    """Two groups of three and six columns: of the six, pairs of the columns 4 to 7 of a group become halves."""
+    part = JoinedPart(1, (3, 6), groups=2, pairs=(1, 5))
+    columns = [3, 4, 6, 5, 7, 8, 12, 13, 15, 14, 16, 17]
+    assert part.column(np.arange(12)).tolist() == columns
+    assert [part.column(number) for number in range(12)] == columns
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])

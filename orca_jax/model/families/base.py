@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orca_jax.config import ModelConfig
@@ -14,12 +14,14 @@ class JoinedPart:
     """The columns of one parameter in a tensor with several parameters, after `Weight.transpose`.
 
     The columns of the tensor are `groups` equal groups. Each has columns of all the parameters in their order,
-    `sizes` in number; those of `index` belong to this one.
+    `sizes` in number; those of `index` belong to this one. Those from `pairs[0]` to `pairs[1]` of each group of the
+    parameter are rotated: the tensor has pairs side by side, the parameter first ones and then second ones.
     """
 
     index: int
     sizes: tuple[int, ...]
     groups: int = 1
+    pairs: tuple[int, int] = (0, 0)
 
     @property
     def num_columns(self) -> int:
@@ -29,6 +31,10 @@ class JoinedPart:
     def column(self, number: Any) -> Any:
         """The tensor's column with the column `number` of the parameter; or an array of them, for an array."""
         group, offset = divmod(number, self.sizes[self.index])
+        first, stop = self.pairs
+        if stop > first:
+            second, pair = divmod(offset - first, (stop - first) // 2)
+            offset = offset + ((first <= offset) & (offset < stop)) * (first + 2 * pair + second - offset)
         return group * sum(self.sizes) + sum(self.sizes[: self.index]) + offset
 
 
@@ -66,6 +72,17 @@ class Weight:
     def is_of_experts(self) -> bool:
         """True if there is one tensor for each expert of each layer."""
         return "{expert}" in self.key
+
+
+def paired(rows: tuple[Weight, ...], config: ModelConfig) -> tuple[Weight, ...]:
+    """The rows, with pairs side by side for the projections to queries and keys."""
+    heads = {"query": config.num_heads, "key": config.num_kv_heads // config.kv_copies}
+    rotated = config.head_dim if config.rope is None else config.rope.rotated_dim or config.head_dim
+    parts = {
+        f"blocks.attention.{name}": JoinedPart(0, (config.head_dim,), number, (0, rotated))
+        for name, number in heads.items()
+    }
+    return tuple(replace(row, part=parts.get(row.path.rpartition(".")[0], row.part)) for row in rows)
 
 
 def linear(key: str, path: str, *, bias: bool) -> tuple[Weight, ...]:

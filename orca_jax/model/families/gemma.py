@@ -1,7 +1,7 @@
-"""Gemma 2 and Gemma 3 for texts: norms before and after attention and MLP, and windows of most layers.
+"""Gemma 1 to 3 for texts. From the second on there are norms before and after attention and MLP, and windows.
 
 Scales of norms are stored as their difference from one. Gemma 2 caps scores and logits. Gemma 3 has norms of queries
-and keys instead, and other rotary positions in layers with a window.
+and keys instead, and other rotary positions in layers with a window. VaultGemma is Gemma 2 without norms after parts.
 """
 
 import re
@@ -38,6 +38,39 @@ _HARMLESS = frozenset({"_sliding_window_pattern", "cache_implementation", "hidde
 _CAUSAL = {"use_bidirectional_attention": (False, None)}
 _GLOBAL = rope.RopeRules(theta=1e6, part="full_attention", kinds=("default", "linear"))
 _LOCAL = rope.RopeRules(theta_key="rope_local_base_freq", part="sliding_attention", kinds=("default", "linear"))
+
+
+def gemma_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of Gemma 1; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        **_DEFAULTS,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+    }
+    config = llama.read_shape(hf, "gemma", defaults, activation=("hidden_act", "gelu_pytorch_tanh"))
+    return replace(
+        config,
+        **llama.attention_biases(hf),
+        activation="gelu_tanh" if config.activation == "gelu" else config.activation,  # as in transformers
+        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
+        embedding_scale=config.embed_dim**0.5,
+        norm_offset=1.0,
+    )
+
+
+def vaultgemma_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of VaultGemma; raises `ConfigError` as `llama.config_from_hf` does."""
+    return replace(gemma2_from_hf(hf), family="vaultgemma", residual="pre_norm")
+
+
+def vaultgemma_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    norms = {"attention_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
+    mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
+    return *llama.outer_weights(config, norms), *llama.attention_weights(config), *mlp
 
 
 def gemma2_from_hf(hf: HfConfig) -> ModelConfig:
@@ -120,6 +153,19 @@ def _cap(hf: HfConfig, key: str, default: float | None) -> float | None:
     return default if cap is None and key not in hf else cap
 
 
+GEMMA = Family(
+    name="gemma",
+    models="Gemma 1, CodeGemma",
+    config_from_hf=gemma_from_hf,
+    keys=llama.KEYS | {"attention_bias"},
+    architectures=("GemmaForCausalLM", "GemmaModel"),
+    weights=llama.weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    fixed=_CAUSAL,
+    harmless=frozenset({"hidden_activation"}),  # not read by transformers either
+)
+
 GEMMA2 = Family(
     name="gemma2",
     models="Gemma 2",
@@ -131,6 +177,15 @@ GEMMA2 = Family(
     ignored=llama.IGNORED,
     fixed=_CAUSAL,
     harmless=_HARMLESS,
+)
+
+VAULTGEMMA = replace(
+    GEMMA2,
+    name="vaultgemma",
+    models="VaultGemma",
+    config_from_hf=vaultgemma_from_hf,
+    architectures=("VaultGemmaForCausalLM", "VaultGemmaModel"),
+    weights=vaultgemma_weights,
 )
 
 GEMMA3_TEXT = Family(

@@ -76,6 +76,7 @@ def read_shape(
     defaults: Mapping[str, int],
     *,
     norm_eps: float = 1e-6,
+    norm_key: str = "rms_norm_eps",
     activation: tuple[str, str] = ("hidden_act", "silu"),
     rules: rope.RopeRules = rope.WHOLE_HEADS,
 ) -> ModelConfig:
@@ -86,7 +87,8 @@ def read_shape(
         family: name of the family.
         defaults: defaults of `vocab_size`, `intermediate_size` and `max_position_embeddings`, of `num_key_value_heads`
             and `head_dim` if they do not follow from the other sizes, and of sizes that differ from Llama's.
-        norm_eps: default of `rms_norm_eps`.
+        norm_eps: default of `norm_key`.
+        norm_key: the key of the number in norms.
         activation: the key of the activation, and its default.
         rules: the rules of rotary positions.
 
@@ -98,7 +100,7 @@ def read_shape(
     heads = get_int(hf, "num_attention_heads", defaults["num_attention_heads"])
     groups = heads if "num_key_value_heads" in hf else defaults.get("num_key_value_heads", heads)  # null: as heads
     kv_heads = get_int(hf, "num_key_value_heads", groups)
-    width = defaults.get("head_dim")
+    width = None if "head_dim" in hf else defaults.get("head_dim")  # null: a share of the embedding
     if hf.get("head_dim") is None and width is None and embed % heads:
         raise ConfigError(
             f"config.json: num_attention_heads {heads} does not divide hidden_size {embed}; set head_dim",
@@ -123,7 +125,7 @@ def read_shape(
         mlp_dim=get_int(hf, "intermediate_size", defaults["intermediate_size"]),
         max_positions=max_positions,
         norm="rmsnorm",
-        norm_eps=get_float(hf, "rms_norm_eps", norm_eps),
+        norm_eps=get_float(hf, norm_key, norm_eps),
         activation=get_activation(hf, *activation),
         gated_mlp=True,
         attention_bias=False,
@@ -173,12 +175,10 @@ def attention_weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
 
 
-def outer_weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """The weights outside attention and MLPs: tables and norms."""
-    norms = [
-        Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale")
-        for ours, theirs in _NORMS[config.residual].items()
-    ]
+def outer_weights(config: ModelConfig, names: Mapping[str, str] | None = None) -> tuple[Weight, ...]:
+    """The weights outside attention and MLPs: tables and norms. `names` has other names of the norms by ours."""
+    names = _NORMS[config.residual] if names is None else names
+    norms = [Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale") for ours, theirs in names.items()]
     return (
         Weight("embed_tokens.weight", "embedding.table"),
         *norms,

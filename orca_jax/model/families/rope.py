@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 class RopeRules(NamedTuple):
     """The differences between families."""
 
-    theta_key: str = "rope_theta"  # outside the object
+    theta_key: str | None = "rope_theta"  # outside the object; None: no key
     theta: float = 10000.0  # if no key names it
     part: str | None = None  # the type of layers with these positions, if `rope_parameters` has an object for each type
     share_key: str = "partial_rotary_factor"  # outside the object
@@ -65,7 +65,9 @@ class RopeRules(NamedTuple):
     original: int | None = None  # default of `original_max_position_embeddings`; None: `max_position_embeddings`
     renamed: Mapping[str, str] = {}  # other names of kinds
     kinds: tuple[str, ...] | None = None  # the supported ones; None: all but proportional
-    default: Mapping[str, Any] = {}  # the object for `part` in files without `rope_parameters`
+    default: Mapping[str, Any] = {}  # the object in files without one
+    notes: frozenset[str] = frozenset()  # keys of the object without effect
+    temperature_key: str | None = None  # of `RopeConfig.temperature`, in the object
 
 
 WHOLE_HEADS = RopeRules()
@@ -84,13 +86,17 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     Raises:
         ConfigError: a key is unknown, or a value is invalid or not supported. The error names the key.
     """
-    key, scaling = _chosen(hf) if rules.part is None else _part(hf, rules.part, rules.default)
+    key, scaling = _chosen(hf, rules.default) if rules.part is None else _part(hf, rules.part, rules.default)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     kinds = rules.kinds or tuple(sorted(_KINDS.keys() - {"proportional"}))
     kind = rules.renamed.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in kinds:
         raise refusal("rope_type", f"must be one of {', '.join(kinds)}", kind)
-    unknown = sorted(name for name in scaling.keys() - INNER_KEYS if scaling[name] is not None)
+    unknown = sorted(
+        name
+        for name in scaling.keys() - INNER_KEYS - rules.notes - {rules.temperature_key}
+        if scaling[name] is not None
+    )
     if unknown:
         message = f"config.json: {key} has the unknown key {short(unknown[0])}; remove it if the model does not need it"
         raise ConfigError(message, param=unknown[0])
@@ -101,8 +107,12 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     # Some models write the length beside the object, and transformers prefers this one.
     is_outer = rules.original is not None or hf.get("original_max_position_embeddings") is not None
     original = get_int(hf if is_outer else scaling, "original_max_position_embeddings", rules.original or limit)
-    theta = get_float(scaling, "rope_theta", get_float(hf, rules.theta_key, rules.theta))
+    theta = rules.theta if rules.theta_key is None else get_float(hf, rules.theta_key, rules.theta)
+    theta = get_float(scaling, "rope_theta", theta)
     rope = _KINDS[kind](scaling, theta, original, limit)
+    if rules.temperature_key is not None:
+        temperature = get_float(scaling, rules.temperature_key)
+        rope = dataclasses.replace(rope, temperature=temperature, original_max_position=original)
     if rotated != head_dim:
         rope = dataclasses.replace(rope, rotated_dim=rotated)
     if kind == "longrope":
@@ -112,13 +122,13 @@ def read_rope(hf: HfConfig, head_dim: int, limit: int, rules: RopeRules = WHOLE_
     return rope, limit
 
 
-def _chosen(hf: HfConfig) -> tuple[str, Scaling]:
+def _chosen(hf: HfConfig, default: Scaling) -> tuple[str, Scaling]:
     """The object with the kind, and its key: `rope_scaling` if there are both, as in transformers."""
     both = ((key, _object(hf, key)) for key in ("rope_scaling", "rope_parameters"))
     found = {key: value for key, value in both if value}
     if len(found) == 2 and found["rope_scaling"] != found["rope_parameters"]:
         logger.warning("config.json: rope_scaling replaces rope_parameters, as in transformers; remove one of them")
-    return next(iter(found.items()), ("rope_parameters", {}))
+    return next(iter(found.items()), ("rope_parameters", default))
 
 
 def _part(hf: HfConfig, part: str, default: Scaling) -> tuple[str, Scaling]:

@@ -9,7 +9,7 @@ from orca_jax.errors import ConfigError
 HfConfig = Mapping[str, Any]
 """The contents of a Hugging Face config.json."""
 
-Activation = Literal["gelu_tanh", "gelu", "silu", "relu"]
+Activation = Literal["gelu_tanh", "gelu", "silu", "relu", "relu2"]
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
@@ -19,6 +19,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 _MOST_LAYERS = 10_000  # the shapes and the names of all layers are listed before any is built

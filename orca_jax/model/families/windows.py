@@ -36,15 +36,17 @@ def window_of_all(hf: HfConfig, default: int | None, max_positions: int) -> int 
     return window if window < max_positions else None
 
 
-def windows_of_qwen(hf: HfConfig, num_layers: int, max_positions: int) -> Windows:
+def windows_of_qwen(hf: HfConfig, num_layers: int, max_positions: int, first: int = 28) -> Windows:
     """The windows of a Qwen: layers from `max_window_layers` on, or those named in `layer_types`, have one.
+
+    `first` is the default of `max_window_layers`.
 
     Raises:
         ConfigError: a value is invalid. The error names the key.
     """
     window = window_of_all(hf, 4096, max_positions)
     is_used = get_bool(hf, "use_sliding_window", False)
-    first = get_count(hf, "max_window_layers", 28)
+    first = get_count(hf, "max_window_layers", first)
     pattern = _pattern_of_types(hf, num_layers, has_window=is_used and hf.get("sliding_window", 4096) is not None)
     if pattern is None:
         if not is_used or first >= num_layers or window is None:
@@ -62,16 +64,24 @@ def windows_of_gemma(hf: HfConfig, num_layers: int, max_positions: int, period: 
     Raises:
         ConfigError: a value is invalid. The error names the key.
     """
-    window = window_of_all(hf, 4096, max_positions)
-    has_window = hf.get("sliding_window", 4096) is not None
-    pattern = _pattern_of_types(hf, num_layers, has_window=has_window)
-    if pattern is None:
-        if not has_window:
-            raise refusal("sliding_window", "must be a positive integer for layers with a window", None)
-        if period > num_layers:
-            return Windows(window)
-        pattern = (True,) * (period - 1) + (False,)
-    return Windows(window, pattern)
+    pattern = (True,) if period > num_layers else (True,) * (period - 1) + (False,)
+    return windows_of_pattern(hf, num_layers, max_positions, pattern)
+
+
+def windows_of_pattern(
+    hf: HfConfig, num_layers: int, max_positions: int, pattern: tuple[bool, ...], default: int | None = 4096
+) -> Windows:
+    """The windows of `layer_types`, or else of the layers of `pattern`, which is repeated.
+
+    Raises:
+        ConfigError: a value is invalid. The error names the key.
+    """
+    window = window_of_all(hf, default, max_positions)
+    has_window = hf.get("sliding_window", default) is not None
+    found = _pattern_of_types(hf, num_layers, has_window=has_window)
+    if found is None and any(pattern) and not has_window:
+        raise refusal("sliding_window", "must be a positive integer for layers with a window", None)
+    return Windows(window, pattern if found is None else found)
 
 
 def _pattern_of_types(hf: HfConfig, num_layers: int, *, has_window: bool) -> tuple[bool, ...] | None:

@@ -11,7 +11,7 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.keys import FIXED, HARMLESS, SHARED
 from orca_jax.model.stages import LayerSpan, of_span
-from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, QWEN2
+from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, NEEDED, QWEN2
 
 
 def test_windows() -> None:
@@ -98,7 +98,7 @@ def test_the_table_of_a_family_has_the_keys_that_it_reads(family: Family) -> Non
             read.add(key)
             return super().get(key, default)
 
-    family.config_from_hf(Recorder(model_type=family.name))
+    family.config_from_hf(Recorder(model_type=family.name, **NEEDED.get(family.name, {"text_config": {}})))
     assert read - SHARED == family.keys
     harmless = [key for keys in HARMLESS.values() for key in keys]
     assert len(harmless) == len(set(harmless))

@@ -9,7 +9,7 @@ from orca_jax.model.describe import config_from_hf
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.keys import FIXED
-from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, LLAMA, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3_MOE
+from tests.model.describe.options import GEMMA2, GEMMA3, GPT2, LLAMA, MIXTRAL, NEEDED, QWEN2, QWEN2_MOE, QWEN3_MOE
 
 LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
 
@@ -35,7 +35,7 @@ LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
         ({**GPT2, "layer_norm_epsilon": -1}, "layer_norm_epsilon"),
         ({**GPT2, "eos_token_id": 50257}, "eos_token_id"),
         ({**GPT2, "eos_token_id": "</s>"}, "eos_token_id"),
-        ({**LLAMA, "hidden_act": "relu2"}, "hidden_act"),
+        ({**LLAMA, "hidden_act": "mish"}, "hidden_act"),
         ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads"),
         ({**LLAMA, "hidden_size": 100}, "num_attention_heads"),
         ({**LLAMA, "head_dim": 3}, "head_dim"),
@@ -98,7 +98,7 @@ LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
         ({"model_type": "gemma3", "text_config": {"head_dim": 3}}, "head_dim"),
         ({"model_type": "gemma3", "hidden_size": 2560}, "hidden_size"),
         ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping"),
-        ({"model_type": "gemma", "head_dim": 256}, "model"),
+        ({"model_type": "gemma4", "head_dim": 256}, "model"),
         ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({**GEMMA2, "sliding_window": None}, "sliding_window"),
         ({**GEMMA2, "layer_types": ["sliding_attention"] * 25}, "layer_types"),
@@ -167,14 +167,21 @@ BOOLEANS = {
     "conv_bias",
     "use_attention_gate",
     "use_sandwich_norm",
+    "attention_out_bias",
+    "multi_query",
+    "scale_embedding",
+    "use_bias",
+    "use_post_norm",
+    "use_qk_norm",
 }
-COUNTS = {"max_window_layers"}  # 0 has a meaning
+COUNTS = {"first_k_dense_replace", "max_window_layers", "n_shared_experts"}  # 0 has a meaning
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_malformed_values_are_refused_by_name(family: Family) -> None:
     """Values of another type are never converted, and never lead to an error of Python."""
     optional = {"rope_parameters", "rope_scaling", "text_config"}
+    texts = {"text_config": {}} if "text_config" in family.keys else NEEDED.get(family.name, {})
     known = family.keys | family.fixed.keys() | FIXED.keys() | {"tie_word_embeddings"}
     for key in sorted(known - family.harmless):
         bad = [0, 1, 2.0] if key in BOOLEANS else [True, False, *([] if key in COUNTS else [0])]
@@ -183,7 +190,7 @@ def test_malformed_values_are_refused_by_name(family: Family) -> None:
             if value in without_effect or (key in optional and value == {}):
                 continue
             with pytest.raises(ConfigError, match=f"config.json.*{key}|{key}.*config.json") as caught:
-                config_from_hf({"model_type": family.name, key: value})
+                config_from_hf({"model_type": family.name, **texts, key: value})
             assert len(caught.value.message) < 400
 
 

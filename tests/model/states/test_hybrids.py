@@ -133,7 +133,7 @@ def test_every_form_of_the_layers(name: str, form: str, devices: int, base: Path
 )
 def test_periods(mixers: str, period: int, repeats: bool) -> None:
     names = {"a": "attention", "b": "short_conv", "c": "linear_attention"}
-    pattern = Pattern(tuple(names[letter] for letter in mixers))
+    pattern = Pattern(tuple((names[letter], "mlp") for letter in mixers))
     assert (pattern.period, pattern.repeats) == (period, repeats)
 
 

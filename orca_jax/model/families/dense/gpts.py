@@ -1,0 +1,275 @@
+"""Families near GPT-2 and OPT, with learned positions: StarCoder 1, GPT-Neo and BioGPT; and StarCoder 2 with a rope."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.families import gpt2, llama, opt
+from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, norm
+from orca_jax.model.families.values import (
+    HfConfig,
+    first_token_id,
+    get_activation,
+    get_bool,
+    get_equal_heads,
+    get_float,
+    get_int,
+    get_layers,
+    refusal,
+    token_ids,
+)
+from orca_jax.model.families.windows import window_of_all
+
+_LOCAL, _GLOBAL = "local", "global"
+
+
+def bigcode_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of StarCoder 1; raises `ConfigError` as `gpt2.config_from_hf` does."""
+    activation = get_activation(hf, "activation_function", "gelu_pytorch_tanh")
+    config = replace(gpt2.config_from_hf(hf), family="gpt_bigcode", activation=activation)
+    return replace(
+        config,
+        num_kv_heads=1 if get_bool(hf, "multi_query", True) else config.num_heads,
+        attention_scale=None if get_bool(hf, "scale_attn_weights", True) else 1.0,
+    )
+
+
+def bigcode_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters. One tensor has queries, keys and values: of all heads, or of each head in turn."""
+    kv_heads, dim = config.num_kv_heads // config.kv_copies, config.head_dim
+    groups = 1 if kv_heads == 1 else config.num_heads
+    sizes = (config.num_heads * dim // groups, dim, dim)
+    layer, rows = "h.{layer}", []
+    for index, name in enumerate(("query", "key", "value")):
+        joined = linear(f"{layer}.attn.c_attn", f"blocks.attention.{name}", bias=True)
+        rows += [replace(row, part=JoinedPart(index, sizes, groups)) for row in joined]
+    return *rows, *linear(f"{layer}.attn.c_proj", "blocks.attention.out", bias=True), *_beside_attention(config)
+
+
+def neo_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of GPT-Neo; raises `ConfigError` as `gpt2.config_from_hf` does."""
+    heads, embed = get_equal_heads(hf, "num_heads", 16, "hidden_size", 2048)
+    num_layers, max_positions = get_layers(hf, "num_layers", 24), get_int(hf, "max_position_embeddings", 2048)
+    kinds = _kinds(hf, num_layers)
+    window = get_int(hf, "window_size", 256)
+    return ModelConfig(
+        family="gpt_neo",
+        vocab_size=get_int(hf, "vocab_size", 50257),
+        num_layers=num_layers,
+        embed_dim=embed,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=embed // heads,
+        mlp_dim=get_int(hf, "intermediate_size", 4 * embed),
+        max_positions=max_positions,
+        norm="layernorm",
+        norm_eps=get_float(hf, "layer_norm_epsilon", 1e-5),
+        activation=get_activation(hf, "activation_function", "gelu_new"),
+        gated_mlp=False,
+        attention_bias=False,
+        attention_out_bias=True,
+        mlp_bias=True,
+        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
+        attention_scale=1.0,
+        sliding_window=window if window < max_positions else None,
+        window_pattern=tuple(kind == _LOCAL for kind in kinds),
+        eos_token_ids=token_ids(hf.get("eos_token_id")),
+        bos_token_id=first_token_id(hf, "bos_token_id"),
+    )
+
+
+def _kinds(hf: HfConfig, num_layers: int) -> list[str]:
+    """The kind of each layer: those of `attention_types`, pairs of some kinds and the number of their repetitions."""
+    types: Any = hf.get("attention_types")
+    types = [[[_GLOBAL, _LOCAL], num_layers // 2]] if types is None and num_layers == 24 else types
+    try:
+        kinds = [kind for names, times in types for _ in range(min(times, num_layers + 1)) for kind in names]
+    except (TypeError, ValueError):
+        kinds = []
+    if len(kinds) != num_layers or not {*map(str, kinds)} <= {_LOCAL, _GLOBAL}:
+        raise refusal("attention_types", f"must give {_LOCAL} or {_GLOBAL} to each of {num_layers} layers", types)
+    listed = hf.get("attention_layers")
+    if listed is not None and listed != kinds:
+        raise refusal("attention_layers", "must be the layers of attention_types", listed)
+    return kinds
+
+
+def neo_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    attention = "h.{layer}.attn.attention"
+    qkv = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+    rows = [linear(f"{attention}.{name}", f"blocks.attention.{ours}", bias=False) for name, ours in qkv.items()]
+    return (
+        *(row for each in rows for row in each),
+        *linear(f"{attention}.out_proj", "blocks.attention.out", bias=True),
+        *_beside_attention(config),
+    )
+
+
+def _beside_attention(config: ModelConfig) -> tuple[Weight, ...]:
+    """All weights but those of attention. Matrices are [out, in], unlike those of GPT-2."""
+    return (
+        Weight("wte.weight", "embedding.table"),
+        Weight("wpe.weight", "positions.table"),
+        *norm("h.{layer}.ln_1", "blocks.attention_norm"),
+        *norm("h.{layer}.ln_2", "blocks.mlp_norm"),
+        *linear("h.{layer}.mlp.c_fc", "blocks.mlp.up", bias=True),
+        *linear("h.{layer}.mlp.c_proj", "blocks.mlp.down", bias=True),
+        *norm("ln_f", "final_norm"),
+        *head(config),
+    )
+
+
+def biogpt_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of BioGPT; raises `ConfigError` as `gpt2.config_from_hf` does."""
+    heads, embed = get_equal_heads(hf, "num_attention_heads", 16, "hidden_size", 1024)
+    return ModelConfig(
+        family="biogpt",
+        vocab_size=get_int(hf, "vocab_size", 42384),
+        num_layers=get_layers(hf, "num_hidden_layers", 24),
+        embed_dim=embed,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=embed // heads,
+        mlp_dim=get_int(hf, "intermediate_size", 4096),
+        max_positions=get_int(hf, "max_position_embeddings", 1024),
+        norm="layernorm",
+        norm_eps=1e-5,
+        activation=get_activation(hf, "hidden_act", "gelu"),
+        gated_mlp=False,
+        attention_bias=True,
+        attention_out_bias=True,
+        mlp_bias=True,
+        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
+        embedding_scale=embed**0.5 if get_bool(hf, "scale_embedding", True) else 1.0,
+        eos_token_ids=token_ids(hf.get("eos_token_id")),
+        bos_token_id=first_token_id(hf, "bos_token_id"),
+    )
+
+
+def biogpt_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters: those of OPT, but for the last norm and the head."""
+    rows = [row for row in opt.weights(config) if not row.path.startswith(("final_norm", "head"))]
+    return *rows, *norm("layer_norm", "final_norm"), *head(config, "output_projection.weight")
+
+
+def starcoder2_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of StarCoder 2; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 49152,
+        "hidden_size": 3072,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+    }
+    activation = "hidden_act", "gelu_pytorch_tanh"
+    config = llama.read_shape(hf, "starcoder2", defaults, activation=activation, norm_key="norm_epsilon", norm_eps=1e-5)
+    bias = get_bool(hf, "use_bias", True)
+    return replace(
+        config,
+        norm="layernorm",
+        gated_mlp=False,
+        attention_bias=bias,
+        attention_out_bias=bias,
+        mlp_bias=bias,
+        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
+        sliding_window=window_of_all(hf, None, config.max_positions),
+    )
+
+
+def starcoder2_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    names = {"layers.{layer}.input_layernorm": "blocks.attention_norm", "norm": "final_norm"}
+    names["layers.{layer}.post_attention_layernorm"] = "blocks.mlp_norm"
+    return (
+        Weight("embed_tokens.weight", "embedding.table"),
+        *(row for key, path in names.items() for row in norm(key, path)),
+        *llama.attention_weights(config),
+        *linear("layers.{layer}.mlp.c_fc", "blocks.mlp.up", bias=config.mlp_bias),
+        *linear("layers.{layer}.mlp.c_proj", "blocks.mlp.down", bias=config.mlp_bias),
+        *head(config),
+    )
+
+
+def _near_gpt2(
+    name: str,
+    models: str,
+    prefix: str,
+    config_from_hf: Callable[[HfConfig], ModelConfig],
+    weights: Callable[[ModelConfig], tuple[Weight, ...]],
+) -> Family:
+    return replace(
+        gpt2.GPT2,
+        name=name,
+        models=models,
+        config_from_hf=config_from_hf,
+        architectures=(f"{prefix}ForCausalLM", f"{prefix}Model"),
+        weights=weights,
+        fixed={},
+    )
+
+
+GPT_BIGCODE = replace(
+    _near_gpt2("gpt_bigcode", "StarCoder 1, SantaCoder", "GPTBigCode", bigcode_from_hf, bigcode_weights),
+    keys=gpt2.GPT2.keys | {"multi_query", "scale_attn_weights"},
+    harmless=frozenset({"attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads"}),
+)
+GPT_NEO = replace(
+    _near_gpt2("gpt_neo", "GPT-Neo", "GPTNeo", neo_from_hf, neo_weights),
+    keys=frozenset(
+        {
+            "activation_function",
+            "attention_layers",
+            "attention_types",
+            "hidden_size",
+            "intermediate_size",
+            "layer_norm_epsilon",
+            "max_position_embeddings",
+            "num_heads",
+            "num_layers",
+            "vocab_size",
+            "window_size",
+        }
+    ),
+    ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)"),  # causal masks
+    aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    harmless=frozenset({"embed_dropout", "resid_dropout"}),
+)
+BIOGPT = replace(
+    opt.OPT,
+    name="biogpt",
+    models="BioGPT",
+    config_from_hf=biogpt_from_hf,
+    keys=frozenset(
+        {
+            "hidden_act",
+            "hidden_size",
+            "intermediate_size",
+            "max_position_embeddings",
+            "num_attention_heads",
+            "num_hidden_layers",
+            "scale_embedding",
+            "vocab_size",
+        }
+    ),
+    architectures=("BioGptForCausalLM", "BioGptModel"),
+    weights=biogpt_weights,
+    prefixes=("biogpt.", ""),
+    fixed={},
+    harmless=frozenset({"activation_dropout", "layer_norm_eps", "layerdrop"}),  # eps is not read by transformers
+)
+STARCODER2 = Family(
+    name="starcoder2",
+    models="StarCoder 2",
+    config_from_hf=starcoder2_from_hf,
+    keys=(llama.KEYS - {"rms_norm_eps"}) | {"norm_epsilon", "sliding_window", "use_bias"},
+    architectures=("Starcoder2ForCausalLM", "Starcoder2Model"),
+    weights=starcoder2_weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    harmless=frozenset({"embedding_dropout", "residual_dropout"}),
+)

@@ -1,0 +1,96 @@
+"""The declaration of a family near Llama by its differences: sizes, fields of the configuration, weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.families import llama
+from orca_jax.model.families.base import Family, Weight, head, linear, norm
+from orca_jax.model.families.rope import WHOLE_HEADS, RopeRules
+from orca_jax.model.families.values import HfConfig, get_bool
+
+
+class Shape(NamedTuple):
+    """The arguments of `llama.read_shape`, and the key and the default of ties between the head and the embedding."""
+
+    defaults: Mapping[str, int]
+    norm_eps: float = 1e-6
+    norm_key: str = "rms_norm_eps"
+    activation: str = "silu"
+    rules: RopeRules = WHOLE_HEADS
+    is_tied: bool = False
+
+
+def near_llama(
+    name: str,
+    models: str,
+    prefix: str,
+    shape: Shape,
+    fields: Callable[[HfConfig, ModelConfig], Mapping[str, Any]],
+    keys: frozenset[str] = frozenset(),
+    weights: Callable[[ModelConfig], tuple[Weight, ...]] = llama.weights,
+    **options: Any,
+) -> Family:
+    """A family near Llama.
+
+    Args:
+        name: as in `Family`, as is the next one.
+        models: published models.
+        prefix: that of the classes of transformers.
+        shape: sizes.
+        fields: reads the fields of `ModelConfig` that differ from those of `llama.read_shape`.
+        keys: the keys that `fields` reads.
+        weights: as in `Family`.
+        options: other fields of `Family`.
+    """
+
+    def config_from_hf(hf: HfConfig) -> ModelConfig:
+        """Read a config.json of the family; raises `ConfigError` as `llama.config_from_hf` does."""
+        config = llama.read_shape(
+            hf,
+            name,
+            shape.defaults,
+            norm_eps=shape.norm_eps,
+            norm_key=shape.norm_key,
+            activation=("hidden_act", shape.activation),
+            rules=shape.rules,
+        )
+        is_tied = get_bool(hf, "tie_word_embeddings", shape.is_tied)
+        return replace(config, tied_embeddings=is_tied, **fields(hf, config))
+
+    shared = llama.KEYS if shape.norm_key == "rms_norm_eps" else (llama.KEYS - {"rms_norm_eps"}) | {shape.norm_key}
+    return Family(
+        name=name,
+        models=models,
+        config_from_hf=config_from_hf,
+        keys=shared | keys,
+        architectures=(f"{prefix}ForCausalLM", f"{prefix}Model"),
+        weights=weights,
+        prefixes=llama.PREFIXES,
+        ignored=llama.IGNORED,
+        **options,
+    )
+
+
+def biases(hf: HfConfig) -> dict[str, Any]:
+    """The fields for `attention_bias` and `mlp_bias`, which are those of all projections."""
+    return {**llama.attention_biases(hf), "mlp_bias": get_bool(hf, "mlp_bias", False)}
+
+
+BIASES = frozenset({"attention_bias", "mlp_bias"})
+
+
+def plain_mlp_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters, with an MLP without a gate."""
+    layer = "layers.{layer}"
+    norms = {f"{layer}.input_layernorm": "attention_norm", f"{layer}.post_attention_layernorm": "mlp_norm"}
+    rows = [norm(key, f"blocks.{ours}") for key, ours in norms.items()] + [norm("norm", "final_norm")]
+    return (
+        Weight("embed_tokens.weight", "embedding.table"),
+        *(row for pair in rows for row in (pair if config.norm == "layernorm" else pair[:1])),
+        *llama.attention_weights(config),
+        *linear(f"{layer}.mlp.up_proj", "blocks.mlp.up", bias=config.mlp_bias),
+        *linear(f"{layer}.mlp.down_proj", "blocks.mlp.down", bias=config.mlp_bias),
+        *head(config),
+    )

@@ -1,0 +1,78 @@
+"""Families in which some layers have no positions: SmolLM 3 and EXAONE 4."""
+
+from typing import Any
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.families.dense.near import BIASES, Shape, biases, near_llama
+from orca_jax.model.families.rope import RopeRules
+from orca_jax.model.families.values import HfConfig, get_int, refusal
+from orca_jax.model.families.windows import Windows, read_layer_types, windows_of_gemma
+
+
+def _smollm3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    period, ropes, layers = get_int(hf, "no_rope_layer_interval", 4), hf.get("no_rope_layers"), config.num_layers
+    if ropes is None:
+        ropes = [int((layer + 1) % period != 0) for layer in range(layers)]
+    if (
+        not isinstance(ropes, list)
+        or len(ropes) != layers
+        or not all(type(each) is int and each in (0, 1) for each in ropes)
+    ):
+        raise refusal(
+            "no_rope_layers", f"must be a list of {layers} numbers, 1 for a layer with positions and 0", ropes
+        )
+    read_layer_types(hf, layers, ("full_attention", "full_attention"))
+    return {**biases(hf), "rope_pattern": tuple(map(bool, ropes))}
+
+
+def _exaone4(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """With windows, only layers that have one have a rope."""
+    own = {"residual": "post_norm", "qk_norm": "head"}
+    has_window = hf.get("sliding_window", 4096) is not None
+    if not has_window:
+        read_layer_types(hf, config.num_layers, ("full_attention", "full_attention"))
+        return own
+    # The pattern has no effect beside `layer_types`, and may then be a text.
+    period = 4 if hf.get("layer_types") is not None else get_int(hf, "sliding_window_pattern", 4)
+    windows: Windows = windows_of_gemma(hf, config.num_layers, config.max_positions, period)
+    return {**own, **windows._asdict(), "rope_pattern": windows.window_pattern}
+
+
+SMOLLM3 = near_llama(
+    "smollm3",
+    "SmolLM 3",
+    "SmolLM3",
+    Shape(
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+        },
+        rules=RopeRules(theta=2e6),
+        is_tied=True,
+    ),
+    _smollm3,
+    BIASES | {"layer_types", "no_rope_layer_interval", "no_rope_layers"},
+    harmless=frozenset({"max_window_layers"}),  # of windows, which are refused
+)
+EXAONE4 = near_llama(
+    "exaone4",
+    "EXAONE 4",
+    "Exaone4",
+    Shape(
+        {
+            "vocab_size": 102400,
+            "intermediate_size": 16384,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+        },
+        1e-5,
+    ),
+    _exaone4,
+    frozenset({"layer_types", "sliding_window", "sliding_window_pattern"}),
+)
+PARTLY_ROTATED = (SMOLLM3, EXAONE4)

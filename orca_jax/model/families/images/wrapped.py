@@ -1,0 +1,142 @@
+"""A family that wraps another one: its `text_config` is the configuration of a family for texts.
+
+Weights of the other parts, for images, sound and videos, are skipped by their names.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from orca_jax.config import ModelConfig
+from orca_jax.errors import ConfigError
+from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.keys import check_keys, resolve_aliases
+from orca_jax.model.families.values import HfConfig, get_bool, refusal
+
+_OUTER = ("eos_token_id", "bos_token_id")
+_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.", "model.", "")
+_HEADS = ("language_model.lm_head.weight", "model.lm_head.weight")
+_PARTS = (
+    "audio_tower|connector|embed_tokens_extend|image_newline|image_tower|mlp1|multi_modal_projector|video_tower|"
+    "vision_embed_tokens|vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|"
+    "vq_adaptor"
+)
+_IGNORED = re.compile(rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*")
+HARMLESS = frozenset(
+    {
+        "adapter_layer_norm_eps",
+        "alignment_intermediate_size",
+        "audio_chunk_size",
+        "audio_config",
+        "audio_merge_size",
+        "audio_token_id",
+        "boi_token_index",
+        "downsample_factor",
+        "downsample_ratio",
+        "eoi_token_index",
+        "ignore_index",
+        "image_grid_pinpoints",
+        "image_seq_length",
+        "image_token_id",
+        "image_token_index",
+        "mm_tokens_per_image",
+        "multimodal_projector_bias",
+        "projection_dim",
+        "projector_hidden_act",
+        "projector_layernorm_eps",
+        "projector_pooling_ratio",
+        "scale_factor",
+        "spatial_merge_size",
+        "spatial_pool_mode",
+        "spatial_pool_stride",
+        "use_image_newline_parameter",
+        "video_seq_length",
+        "video_token_id",
+        "video_token_index",
+        "vision_aspect_ratio",
+        "vision_config",
+        "vision_end_token_id",
+        "vision_feature_layer",
+        "vision_feature_select_strategy",
+        "vision_start_token_id",
+        "vision_token_id",
+        "vision_use_cls_token",
+        "visual_indicator_token_ids",
+    }
+)
+"""Keys of the parts for images and sound."""
+
+
+def wrapper(
+    name: str,
+    models: str,
+    architectures: tuple[str, ...],
+    texts: Mapping[str, Family],
+    default: str,
+    *,
+    tied: bool | None = None,
+    is_flat: bool = False,
+    harmless: frozenset[str] = frozenset(),
+) -> Family:
+    """The family of a model for images and texts.
+
+    Args:
+        name: as in `Family`, as are the next two.
+        models: published models.
+        architectures: classes of transformers.
+        texts: the families that the part for texts may have, by the `model_type` in `text_config`.
+        default: the `model_type` of a `text_config` without one.
+        tied: default of `tie_word_embeddings` beside `text_config`; None: a head is tied if either of both keys says
+            so.
+        is_flat: the keys of the texts may be beside those of images, in old files without `text_config`.
+        harmless: keys without effect on texts, beside `HARMLESS`.
+    """
+
+    def config_from_hf(hf: HfConfig) -> ModelConfig:
+        """Read the part for texts of a config.json; raises `ConfigError` as the family of the texts does."""
+        text = _text(hf, HARMLESS | harmless, is_flat=is_flat)
+        kind = text.get("model_type", default)
+        if kind not in texts:
+            raise refusal("text_config", f"must have one of the model_types {', '.join(texts)}", kind)
+        inner = text.get("tie_word_embeddings")
+        is_tied: object = get_bool(hf, "tie_word_embeddings", tied or False)
+        is_tied = is_tied if tied is not None or is_tied else inner
+        whole = {**text, "model_type": kind, **({} if is_tied is None else {"tie_word_embeddings": is_tied})}
+        whole |= {key: hf[key] for key in _OUTER if hf.get(key) is not None}
+        try:
+            check_keys(whole, texts[kind])
+            config = texts[kind].config_from_hf(resolve_aliases(whole, texts[kind]))
+        except ConfigError as error:
+            raise ConfigError(error.message.replace("json:", "json: text_config:", 1), param=error.param) from None
+        return replace(config, family=name, text_family=kind)
+
+    def weights(config: ModelConfig) -> tuple[Weight, ...]:
+        """Checkpoint keys -> parameters of the texts. An untied head may be inside or outside of their part."""
+        rows = texts[config.text_family or default].weights(config)
+        return tuple(replace(row, others=_HEADS) if row.path == "head.table" else row for row in rows)
+
+    return Family(
+        name=name,
+        models=f"{models}, for texts alone",
+        config_from_hf=config_from_hf,
+        keys=frozenset({"text_config"}),
+        architectures=architectures,
+        weights=weights,
+        prefixes=_PREFIXES,
+        ignored=_IGNORED,
+        harmless=HARMLESS
+        | harmless
+        | (frozenset().union(*(t.keys for t in texts.values())) if is_flat else frozenset()),
+    )
+
+
+def _text(hf: HfConfig, of_images: frozenset[str], *, is_flat: bool) -> dict[str, Any]:
+    """The configuration of the texts."""
+    text = hf.get("text_config")
+    if text is None and is_flat:
+        kept = of_images | {"text_config", "model_type", "architectures", "auto_map"}
+        return {key: value for key, value in hf.items() if key not in kept}
+    if not isinstance(text, dict):
+        raise refusal("text_config", "must be an object", text)
+    return {key: value for key, value in text.items() if key not in ("architectures", "auto_map")}

@@ -1,0 +1,1 @@
+"""Families with experts that are near to another family."""

@@ -1,0 +1,123 @@
+"""Configurations of models for images and texts. The part for images is as small as its class allows."""
+
+from collections.abc import Callable
+from random import Random
+
+from tests.model.recorded.configs.sizes import Config, llama, rope, theta, without
+
+_CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 16,
+    "patch_size": 8,
+    "projection_dim": 8,
+    "vocab_size": 4,
+}
+_SIGLIP = without(_CLIP, "projection_dim", "vocab_size") | {"model_type": "siglip_vision_model"}
+_QWEN_VISION = {
+    "depth": 1,
+    "embed_dim": 8,
+    "hidden_size": 8,
+    "num_heads": 1,
+    "mlp_ratio": 1,
+    "patch_size": 4,
+    "intermediate_size": 8,
+    "num_position_embeddings": 16,
+    "fullatt_block_indexes": [0],
+    "deepstack_visual_indexes": [0],
+}
+_PIXTRAL = without(_CLIP, "projection_dim", "vocab_size") | {"model_type": "pixtral", "head_dim": 8}
+_VISIONS = {
+    "llava": _CLIP,
+    "llava_next": _CLIP,
+    "llava_next_video": _CLIP,
+    "llava_onevision": _SIGLIP,
+    "video_llava": _CLIP,
+    "vipllava": _CLIP | {"num_hidden_layers": 12},
+    "idefics3": without(_SIGLIP, "model_type"),
+    "smolvlm": without(_SIGLIP, "model_type"),
+    "mistral3": _PIXTRAL,
+    "lighton_ocr": _PIXTRAL,
+    "internvl": without(_SIGLIP, "model_type") | {"model_type": "internvl_vision"},
+    "got_ocr2": {
+        "hidden_size": 8,
+        "output_channels": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 16,
+        "patch_size": 8,
+        "window_size": 2,
+        "global_attn_indexes": [0],
+        "mlp_dim": 8,
+    },
+}
+
+
+def text(draw: Random, number: int, kind: str) -> Config:
+    """The configuration of the texts."""
+    config = llama(draw, number) | {"model_type": kind, "rope_theta": theta(draw)}
+    if kind == "mistral":
+        config["sliding_window"] = draw.choice((None, 7))
+    if kind == "qwen3_moe":
+        sizes = {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        config |= {"decoder_sparse_step": 1, **sizes}
+    if kind == "ministral3":
+        config |= {"rope_parameters": rope(draw, kinds=("yarn",)) | {"llama_4_scaling_beta": 0.3}}
+        return without(config, "rope_theta")
+    return without(config, "head_dim") if kind == "qwen2" else config
+
+
+def _wrapped(family: str, kinds: tuple[str, ...], places: tuple[str, ...] = ("outer", "inner")) -> None:
+    def maker(draw: Random, number: int) -> Config:
+        inner = text(draw, number, kinds[number % len(kinds)])
+        tied = inner.pop("tie_word_embeddings")
+        outer: Config = {"text_config": inner, "vision_config": dict(_VISIONS[family])}
+        for place, values in {"outer": outer, "inner": inner}.items():
+            if place in places:
+                values["tie_word_embeddings"] = tied
+        return outer
+
+    IMAGES[family] = maker
+
+
+def _qwen(draw: Random, number: int, kind: str) -> Config:
+    sections = {"type": "mrope", "mrope_section": [2, 1, 1] if number == 0 else [1, 1, 1]}
+    config = llama(draw, number) | {"rope_theta": theta(draw), "rope_scaling": sections}
+    return without(config, "head_dim") | {"hidden_size": 32 if number == 0 else 24, "num_attention_heads": 4}
+
+
+def qwen2_vl(draw: Random, number: int) -> Config:
+    """Qwen2-VL and Qwen2.5-VL: old files have the keys of texts beside those of images."""
+    inner = _qwen(draw, number, "qwen2") | {"num_key_value_heads": 2}
+    if number % 3 == 1:
+        inner |= {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    vision = _QWEN_VISION | {"out_hidden_size": inner["hidden_size"], "hidden_size": inner["hidden_size"]}
+    return {**inner, "vision_config": vision} if number % 4 == 0 else {"text_config": inner, "vision_config": vision}
+
+
+def qwen3_vl(draw: Random, number: int) -> Config:
+    """Qwen3-VL."""
+    rope_of = {"rope_type": "default", "rope_theta": theta(draw), "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    inner = without(llama(draw, number), "tie_word_embeddings") | {"rope_parameters": rope_of, "head_dim": 8}
+    inner |= {"attention_bias": draw.random() < 0.4}
+    vision = _QWEN_VISION | {"out_hidden_size": inner["hidden_size"]}
+    return {"text_config": inner, "vision_config": vision, "tie_word_embeddings": draw.random() < 0.5}
+
+
+IMAGES: dict[str, Callable[[Random, int], Config]] = {
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_vl,
+    "qwen3_vl": qwen3_vl,
+}
+for _family in ("llava", "llava_next", "llava_next_video", "video_llava", "vipllava"):
+    _wrapped(_family, ("llama", "mistral", "qwen2"))
+_wrapped("llava_onevision", ("qwen2", "llama"))
+_wrapped("idefics3", ("llama", "mistral"), ("outer",))
+_wrapped("smolvlm", ("llama", "mistral"), ("outer",))
+_wrapped("mistral3", ("mistral", "ministral3"), ("outer",))
+_wrapped("internvl", ("qwen2", "qwen3", "qwen3_moe", "llama"), ("outer",))
+_wrapped("lighton_ocr", ("qwen3",), ("outer",))
+_wrapped("got_ocr2", ("qwen2",), ("outer",))

@@ -1,0 +1,49 @@
+"""Greedy tokens of the record in one run of an engine, with chunks, preemption and prefix reuse, on several meshes."""
+
+from pathlib import Path
+
+import pytest
+
+from orca_jax.assembly.engine import build_engine
+from orca_jax.config import EngineConfig
+from orca_jax.request import SamplingParams
+from tests.model.recorded.record import NEW, PROMPT, load, names
+
+pytestmark = [pytest.mark.usefixtures("few_programs", "quick_compiles"), pytest.mark.slow]
+
+OF_PARTS = ("granite", "smollm3", "ernie4_5", "cohere2", "ministral3", "nemotron", "olmo3", "qwen3_vl")
+CASES = [(name, 1, 1) for name in names()] + [(name, *sizes) for name in OF_PARTS for sizes in ((2, 1), (1, 2))]
+
+
+@pytest.mark.parametrize(("family", "tensor_parallel", "stages"), CASES)
+def test_greedy_tokens_equal_transformers(family: str, tensor_parallel: int, stages: int, tmp_path: Path) -> None:
+    model = load(family)[0]
+    model.write(tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path),
+        tokenizer="byte",
+        dtype="float32",
+        tensor_parallel_size=tensor_parallel,
+        pipeline_parallel_size=stages,
+        compile_cache=None,
+        progress=False,
+        max_num_seqs=4,
+        page_size=4,
+        num_pages=26,  # two requests need more, and the third begins with pages of the first
+        max_num_batched_tokens=8,
+    )
+    prompt, answer = tuple(model.ids[:PROMPT].tolist()), model.ids[PROMPT:].tolist()
+    params = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
+    engine = build_engine(config).engine
+    tokens: dict[str, list[int]] = {}
+    for number in range(4):
+        # The first ids differ, so that only every other prompt begins with pages of another.
+        engine.add(str(number), prompt if number % 2 == 0 else prompt[5:], params)
+        tokens[str(number)] = []
+    while engine.has_work:
+        for update in engine.step():
+            tokens[update.request_id] += update.new_ids
+    engine.pool.check_integrity()
+    engine.executor.close()
+    assert tokens["0"] == tokens["2"] == answer
+    assert tokens["1"] == tokens["3"] and len(tokens["1"]) == NEW

@@ -1,0 +1,102 @@
+"""Small models of many families: log probabilities and greedy ids are those of transformers."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orca_jax.model.describe import read_model_config
+from orca_jax.model.families.base import JoinedPart
+from orca_jax.model.load import load_decoder
+from orca_jax.model.transformer import Decoder
+from tests.model.recorded.record import PLACES, PROMPT, Recorded, load, names
+from tests.model.reference import dense_attention, mesh_of
+
+MUTATED = 1e-2
+COMPILED = ("dots1", "flex_olmo", "solar_open")  # as glm4_moe is: experts run in a loop
+CLOSE = 2e-5  # of the largest log probability
+
+recorded = cache(load)
+
+
+def logprobs(decoder: Decoder, ids: np.ndarray) -> np.ndarray:
+    """Log probabilities after every token, an operation at a time: a program for each model would cost more."""
+    with jax.disable_jit(decoder.config.experts is None):  # experts have a loop
+        attend = dense_attention(decoder.config)
+        hidden, _ = decoder(jnp.asarray(ids, jnp.int32), jnp.arange(len(ids), dtype=jnp.int32), attend, 0)
+        logits = np.asarray(decoder.unembed(hidden), np.float64)[:, : decoder.config.vocab_size]
+    logits -= logits.max(axis=1, keepdims=True)
+    return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+
+
+def decoder_of(model: Recorded, folder: Path, **changes: Any) -> Decoder:
+    """The decoder of a directory, with some fields of its configuration changed."""
+    model.write(folder)
+    config = replace(read_model_config(folder), **changes)
+    decoder = load_decoder(folder, dtype="float32", mesh=mesh_of(1), config=config)
+    decoder.unstack()
+    return decoder
+
+
+def difference(model: Recorded, decoder: Decoder) -> float:
+    """The largest difference from the record."""
+    return float(np.abs(logprobs(decoder, model.ids)[list(PLACES)] - model.logprobs).max())
+
+
+@pytest.mark.parametrize(
+    ("family", "number"),
+    [
+        pytest.param(family, number, marks=pytest.mark.slow if number or family in COMPILED else ())
+        for family in names()
+        for number in range(len(recorded(family)))
+    ],
+)
+def test_log_probabilities_equal_transformers(family: str, number: int, tmp_path: Path) -> None:
+    model = recorded(family)[number]
+    found = logprobs(decoder_of(model, tmp_path), model.ids)
+    theirs = model.logprobs
+    assert np.abs(found[list(PLACES)] - theirs).max() <= CLOSE * max(1.0, np.abs(theirs).max())
+    assert found[PROMPT - 1 : -1].argmax(axis=1).tolist() == model.ids[PROMPT:].tolist()
+
+
+def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes of a value's fields. Those of a field with fields of its own are a table of them."""
+    return {
+        name: replace(getattr(value, name), **changes_of(getattr(value, name), change))
+        if isinstance(change, dict)
+        else change
+        for name, change in changes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("granite", {"residual_scale": 1.0}),
+        ("granite", {"logit_scale": 1.0}),
+        ("smollm3", {"rope_pattern": (True,)}),
+        ("cohere2", {"rope_pattern": (True,)}),
+        ("arcee", {"activation": "relu"}),
+        ("ministral3", {"rope": {"temperature": 0.0}}),
+        pytest.param("glm4_moe", {"experts": {"router": {"scale": 1.0}}}, marks=pytest.mark.slow),
+        pytest.param("glm4_moe", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow),
+        pytest.param("glm4_moe", {"experts": {"router": {"used_groups": 4}}}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_without_a_part_the_results_differ(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = recorded(family)[0]
+    model.write(tmp_path)
+    changed = changes_of(read_model_config(tmp_path), changes)
+    assert difference(model, decoder_of(model, tmp_path, **changed)) > MUTATED
+
+
+def test_without_another_order_of_columns_the_results_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JoinedPart, "column", lambda self, number: number)
+    model = recorded("ernie4_5")[0]
+    assert difference(model, decoder_of(model, tmp_path)) > MUTATED
