@@ -9,6 +9,8 @@ from lab.paper.beyond import COLUMNS
 
 RESULTS = Path(__file__).parents[1] / "results"
 FIGURES = ("fig8", "fig9", "fig10", "fig11", "table1")
+LATER = ("stability", "mc_sf", "vtc", "k_lpm", "ratios")
+"""Later papers, recorded in the quick form alone."""
 MODELS = ("101B", "175B", "341B")
 ENGINES = {"orca": "ORCA", "ft": "FasterTransformer"}
 
@@ -70,8 +72,8 @@ def beyond() -> str:
 
 
 def recorded(form: str = "full") -> Iterator[Mapping[str, Any]]:
-    """The rows of all figures."""
-    for name in FIGURES:
+    """The rows of all figures, in the quick form also those of later papers."""
+    for name in (*FIGURES, *LATER) if form == "quick" else FIGURES:
         yield from json.loads((RESULTS / f"{name}-{form}.json").read_text(encoding="utf-8"))["rows"].values()
 
 

@@ -1,4 +1,4 @@
-"""Reproduce the paper's Figures 8 to 11 and Table 1 by simulation, and judge each value.
+"""Reproduce the paper's Figures 8 to 11 and Table 1, and results of later papers, by simulation, and judge each value.
 
 A row has our value, the paper's, the error, and a verdict: PASS, FAIL, or INPUT if an assumption decides the value. The
 exit status is 1 if a verdict differs from the expected one, in either direction.
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.paper.effort import Effort
-from lab.reproduce import fig8, fig9, fig10, fig11, table1
+from lab.reproduce import blocks, fig8, fig9, fig10, fig11, table1
 from lab.reproduce.rows import EXPECTED, Row, changed, print_rows, read_expected, shown
+from lab.shelf import fairness, optimum, prefixes, ratios, stability
 from orca_jax.reporting import rounded, write_file
 
 FIGURES: Mapping[str, Callable[[Effort], tuple[dict[str, Any], list[Row]]]] = {
@@ -24,6 +25,11 @@ FIGURES: Mapping[str, Callable[[Effort], tuple[dict[str, Any], list[Row]]]] = {
     "fig10": fig10.reproduce,
     "fig11": fig11.reproduce,
     "table1": table1.reproduce,
+    "stability": stability.reproduce,
+    "mc_sf": optimum.reproduce,
+    "vtc": fairness.reproduce,
+    "k_lpm": prefixes.reproduce,
+    "ratios": ratios.reproduce,
 }
 RESULTS = Path(__file__).parents[1] / "results"
 QUICK, FULL = Effort(requests=600, single=300), Effort(requests=2000)
@@ -31,7 +37,7 @@ QUICK, FULL = Effort(requests=600, single=300), Effort(requests=2000)
 
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument("figure", choices=(*FIGURES, "all"), help="figure or table of the paper")
+    parser.add_argument("figure", choices=(*FIGURES, "all"), help="figure or table of the paper, or a later paper")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK.requests} requests for each point, not 2000")
     parser.add_argument(
         "--models",
@@ -58,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     form = "quick" if args.quick else "full"
     effort = replace(QUICK if args.quick else FULL, processes=args.processes)
     expected, failures = read_expected(), list[str]()
-    for name in FIGURES if args.figure == "all" else (args.figure,):
+    every = (*blocks.FIGURES, *blocks.LATER) if args.quick else blocks.FIGURES
+    for name in every if args.figure == "all" else (args.figure,):
         start = time.monotonic()
         found, rows = fig10.reproduce(effort, tuple(args.models)) if name == "fig10" else FIGURES[name](effort)
         print_rows(f"{name}, {form}, {time.monotonic() - start:.0f} s", rows)
