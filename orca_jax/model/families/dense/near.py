@@ -11,7 +11,7 @@ from orca_jax.model.families.rope import WHOLE_HEADS, RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool
 
 
-class Shape(NamedTuple):
+class LlamaShape(NamedTuple):
     """The arguments of `llama.read_shape`, and the key and the default of ties between the head and the embedding."""
 
     defaults: Mapping[str, int]
@@ -26,7 +26,7 @@ def near_llama(
     name: str,
     models: str,
     prefix: str,
-    shape: Shape,
+    shape: LlamaShape,
     fields: Callable[[HfConfig, ModelConfig], Mapping[str, Any]],
     keys: frozenset[str] = frozenset(),
     weights: Callable[[ModelConfig], tuple[Weight, ...]] = llama.weights,

@@ -8,7 +8,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import JoinedPart, Weight, linear, paired
-from orca_jax.model.families.dense.near import Shape, biases, near_llama
+from orca_jax.model.families.dense.near import LlamaShape, biases, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int
 from orca_jax.model.families.windows import windows_of_gemma
@@ -21,7 +21,7 @@ _GLM_SIZES = {
     "max_position_embeddings": 131072,
     "head_dim": 128,
 }
-_GLM_SHAPE = Shape(_GLM_SIZES, 1.5625e-07, rules=RopeRules(share=0.5))
+_GLM_SHAPE = LlamaShape(_GLM_SIZES, 1.5625e-07, rules=RopeRules(share=0.5))
 _GLM4_NORMS = {
     "attention_norm": "input_layernorm",
     "attention_out_norm": "post_self_attn_layernorm",
@@ -106,7 +106,7 @@ ERNIE4_5 = near_llama(
     "ernie4_5",
     "ERNIE 4.5 0.3B",
     "Ernie4_5",
-    Shape(
+    LlamaShape(
         {
             "vocab_size": 103424,
             "hidden_size": 1024,
@@ -129,7 +129,7 @@ HELIUM = near_llama(
     "helium",
     "Helium 1",
     "Helium",
-    Shape(
+    LlamaShape(
         {
             "vocab_size": 48000,
             "hidden_size": 2560,
@@ -151,7 +151,7 @@ COHERE = near_llama(
     "cohere",
     "Command R",
     "Cohere",
-    Shape(_COHERE_SIZES, 1e-5, "layer_norm_eps", rules=RopeRules(theta=5e5), is_tied=True),
+    LlamaShape(_COHERE_SIZES, 1e-5, "layer_norm_eps", rules=RopeRules(theta=5e5), is_tied=True),
     _cohere,
     frozenset({"attention_bias", "logit_scale"}),
     _of_cohere,
@@ -161,7 +161,7 @@ COHERE2 = near_llama(
     "cohere2",
     "Command R7B, Command A, Aya Expanse",
     "Cohere2",
-    Shape(_COHERE_SIZES, 1e-5, "layer_norm_eps", is_tied=True),
+    LlamaShape(_COHERE_SIZES, 1e-5, "layer_norm_eps", is_tied=True),
     _cohere2,
     frozenset({"attention_bias", "layer_types", "logit_scale", "sliding_window", "sliding_window_pattern"}),
     _of_cohere,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.families.dense.near import BIASES, Shape, biases, near_llama
+from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_int, refusal
 from orca_jax.model.families.windows import Windows, read_layer_types, windows_of_gemma
@@ -42,7 +42,7 @@ SMOLLM3 = near_llama(
     "smollm3",
     "SmolLM 3",
     "SmolLM3",
-    Shape(
+    LlamaShape(
         {
             "vocab_size": 128256,
             "hidden_size": 2048,
@@ -63,7 +63,7 @@ EXAONE4 = near_llama(
     "exaone4",
     "EXAONE 4",
     "Exaone4",
-    Shape(
+    LlamaShape(
         {
             "vocab_size": 102400,
             "intermediate_size": 16384,

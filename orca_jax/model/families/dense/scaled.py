@@ -5,7 +5,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Weight
-from orca_jax.model.families.dense.near import BIASES, Shape, biases, near_llama, plain_mlp_weights
+from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama, plain_mlp_weights
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_optional_float
 
@@ -57,7 +57,7 @@ GRANITE = near_llama(
     "granite",
     "Granite 3",
     "Granite",
-    Shape(_SIZES),
+    LlamaShape(_SIZES),
     lambda hf, config: {**biases(hf), **granite_factors(hf)},
     BIASES | _FACTORS,
 )
@@ -65,7 +65,7 @@ HYPERCLOVAX = near_llama(
     "hyperclovax",
     "HyperCLOVA X SEED",
     "HyperCLOVAX",
-    Shape(_SIZES),
+    LlamaShape(_SIZES),
     _hyperclovax,
     BIASES | _FACTORS | {"use_post_norm"},
     _hyperclovax_weights,
@@ -74,7 +74,7 @@ ARCEE = near_llama(
     "arcee",
     "AFM 4.5B",
     "Arcee",
-    Shape(
+    LlamaShape(
         {**_SIZES, "hidden_size": 2560, "intermediate_size": 18432, "max_position_embeddings": 4096},
         1e-5,
         activation="relu2",
@@ -87,7 +87,7 @@ NEMOTRON = near_llama(
     "nemotron",
     "Nemotron 3 and 4, Minitron",
     "Nemotron",
-    Shape(
+    LlamaShape(
         {
             "vocab_size": 256000,
             "hidden_size": 6144,
@@ -108,7 +108,7 @@ JAIS2 = near_llama(
     "jais2",
     "Jais 2",
     "Jais2",
-    Shape(
+    LlamaShape(
         {
             "vocab_size": 150272,
             "hidden_size": 3328,

@@ -9,7 +9,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Family, Weight
-from orca_jax.model.families.dense.near import Shape, near_llama
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_float, get_int, refusal
@@ -141,7 +141,7 @@ GLM4_MOE = near_llama(
     "glm4_moe",
     "GLM-4.5 and 4.6, GLM-4.5-Air",
     "Glm4Moe",
-    Shape(_SIZES, 1e-5, rules=RopeRules(share=0.5)),
+    LlamaShape(_SIZES, 1e-5, rules=RopeRules(share=0.5)),
     _glm4_moe,
     _KEYS | {"attention_bias", "first_k_dense_replace", "use_qk_norm"},
     weights,
@@ -152,7 +152,7 @@ SOLAR_OPEN = near_llama(
     "solar_open",
     "Solar Open",
     "SolarOpen",
-    Shape(
+    LlamaShape(
         {
             "vocab_size": 196608,
             "intermediate_size": 10240,
@@ -175,7 +175,7 @@ DOTS1 = near_llama(
     "dots1",
     "dots.llm1",
     "Dots1",
-    Shape(
+    LlamaShape(
         {
             "vocab_size": 152064,
             "hidden_size": 4608,
