@@ -17,8 +17,8 @@ from tests.project.source import ROOT
 
 MODULES = {found.module.removesuffix(".__main__") for found in SUBCOMMANDS.values()}
 OTHERS = frozenset(
-    """cat cd claude cline cp curl docker done echo export git helm hf kubectl ln mkdir npm open-webui pip printf qwen
-    rm serve sleep truncate until""".split()  # noqa: SIM905
+    """cat cd claude cline cp curl docker done echo export gcloud git helm hf kubectl ln mkdir npm open-webui pip printf
+    qwen rm serve sh sleep truncate until uv""".split()  # noqa: SIM905
 )
 _PYTHON = re.compile(r"(?:\.venv/bin/)?python3?(?:\.\d+)?$")
 _SETTING = re.compile(r"[A-Z_]+=\S*$")

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,19 @@ from scripts.website.pages import indexed, navigation, relinked, themed
 from tests.docs.pages import PAGES, anchors, code_spans, links, page_of
 from tests.project.source import ROOT, python_files
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 OF_MYST = pytest.mark.filterwarnings("ignore:.myst_parser.* is deprecated")  # by a newer Sphinx
+
+
+def test_addresses_of_the_project_are_those_of_its_settings() -> None:
+    """Another owner: `git grep -l OWNER/orca-jax | xargs sed -i s,OWNER/orca-jax,me/orca-jax,`; so with the image."""
+    texts = [*PAGES, "scripts/website/pages.py", "examples/orca_jax_colab.ipynb"]
+    texts += [str(path.relative_to(ROOT)) for path in (ROOT / "deploy").rglob("*.yaml")]
+    found = [(name, (ROOT / name).read_text(encoding="utf-8")) for name in texts]
+    repositories = {url for name, text in found for url in re.findall(r"https://github\.com/[\w.-]+/orca-jax", text)}
+    images = {image for name, text in found for image in re.findall(r"image: ([\w./-]+/orca-jax)\b", text)}
+    assert repositories == {PROJECT["project"]["urls"]["Repository"]}
+    assert images == {PROJECT["tool"]["orca-jax"]["image"]}
 
 
 @pytest.mark.parametrize("page", PAGES)
