@@ -76,14 +76,16 @@ def pinned(config: EngineConfig) -> EngineConfig:
 def texts_of(config: EngineConfig) -> str:
     """Return the directory with the chat template and the sampling defaults; an empty string for a preset.
 
-    A GGUF file has the directory of its tokenizer.
+    A GGUF file has them itself, unless a tokenizer beside it is named.
 
     Raises:
         ConfigError: as in `pinned`.
     """
     if not is_gguf(config.model):
         return directory_of(config)
-    return config.tokenizer if config.tokenizer is not None and Path(config.tokenizer).exists() else ""
+    if config.tokenizer is None:
+        return config.model
+    return config.tokenizer if Path(config.tokenizer).exists() else ""
 
 
 def directory_of(config: EngineConfig) -> str:

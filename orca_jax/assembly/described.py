@@ -100,7 +100,6 @@ def describe(config: EngineConfig, drafts: Drafts | None) -> Described:
     Raises:
         ConfigError: one cannot be read, or does not support a setting; `param` names the setting.
     """
-    check_support(Facts(config), "texts")
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
     model = quantised(config, read_model_config(source, config.decoder))

@@ -16,7 +16,7 @@ from orca_jax.sched.scheduler import Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
 
 Moment = Literal[
-    "settings", "numbers", "toy", "hosts", "model", "texts", "draft", "devices", "platform", "library", "update",
+    "settings", "numbers", "toy", "hosts", "model", "draft", "devices", "platform", "library", "update",
     "events",
 ]  # fmt: skip
 MOMENTS: dict[Moment, str] = {
@@ -25,7 +25,6 @@ MOMENTS: dict[Moment, str] = {
     "toy": "with the toy model or a clock",
     "hosts": "with more than one process",
     "model": "when the model is described",
-    "texts": "when the tokenizer is read",
     "draft": "when the draft model is described",
     "devices": "when the number of devices is known",
     "platform": "when the devices are known",
@@ -265,8 +264,6 @@ NEEDS: tuple[Need, ...] = (
     Need("pipeline_parallel_size", (1,), lambda f: f.chosen.is_toy or f.stages <= f.known.num_layers,
          "pipeline_parallel_size {f.stages} is more than the {f.known.num_layers} layers of the model; each stage "
          "needs one of them", "model"),
-    Need("tokenizer", (), lambda f: f.config.tokenizer is not None or not is_gguf(f.config.model),
-         "the tokenizer in {f.config.model} is not read; give the directory of the model's tokenizer", "texts"),
     Need("speculative_config", (None,), lambda f: not f.proposing.has_states,
          "speculative_config: the draft model {f.drafter}: {f.proposing.family} keeps states, which cannot go back "
          "before refused proposals; give a model with attention in all layers", "draft"),

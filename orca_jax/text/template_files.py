@@ -5,8 +5,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from orca_jax.bundled import is_preset
+from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.errors import ConfigError
+from orca_jax.text.gguf_texts import templates_of_gguf
 from orca_jax.text.settings_file import read_settings, read_text
 
 MAX_TEMPLATE_BYTES = 2**20
@@ -21,12 +22,16 @@ def read_templates(source: str, override: str | None) -> tuple[dict[str, str], d
     If there are templates, one of them is named "default".
 
     Args:
-        source: a model directory, or a tokenizer.json in it; empty or "preset:<name>" for the plain template.
+        source: a model directory, a tokenizer.json in it, or a GGUF file; empty or "preset:<name>" for the plain
+            template.
         override: a file with a template that replaces those of the directory.
 
     Raises:
         ConfigError: a file cannot be read, is too large, or has the wrong content; the message names it.
     """
+    if is_gguf(source):
+        found = templates_of_gguf(Path(source))
+        return found if override is None else (_of_file(override), found[1])
     directory = _directory(source)
     settings: Mapping[str, Any] = {}
     tokens: dict[str, str] = {}
@@ -34,14 +39,18 @@ def read_templates(source: str, override: str | None) -> tuple[dict[str, str], d
         settings = read_settings(directory / "tokenizer_config.json", PARAM)
         tokens = {**_tokens(read_settings(directory / "special_tokens_map.json", PARAM)), **_tokens(settings)}
     if override is not None:
-        return {"default": read_text(Path(override), MAX_TEMPLATE_BYTES, PARAM)}, tokens
+        return _of_file(override), tokens
     if directory is None:
         plain = resources.files("orca_jax.text").joinpath("plain_chat.jinja").read_text(encoding="utf-8")
         return {"default": plain}, tokens
     own = directory / "chat_template.jinja"
     if own.exists():
-        return {"default": read_text(own, MAX_TEMPLATE_BYTES, PARAM)}, tokens
+        return _of_file(own), tokens
     return _named(settings.get("chat_template"), directory / "tokenizer_config.json"), tokens
+
+
+def _of_file(path: str | Path) -> dict[str, str]:
+    return {"default": read_text(Path(path), MAX_TEMPLATE_BYTES, PARAM)}
 
 
 def _directory(source: str) -> Path | None:

@@ -4,6 +4,7 @@ An id may stand for a part of a character, so a tokenizer maps an id to *bytes*.
 incremental decoding exact by construction (`stream.py`), without comparisons of strings.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
@@ -12,7 +13,9 @@ from typing import Any, Protocol
 
 import tokenizers
 
+from orca_jax.bundled import is_gguf
 from orca_jax.errors import ConfigError, RequestError, is_panic
+from orca_jax.text.gguf_texts import tokenizer_of_gguf
 from orca_jax.text.settings_file import read_settings
 
 MAX_TOKENIZER_BYTES = 64 * 2**20  # of a tokenizer.json; the largest known ones have 35 MB
@@ -65,7 +68,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """Load a tokenizer: a directory with `tokenizer.json`, a file in its format, or "byte".
+    """Load a tokenizer: a directory with `tokenizer.json`, a file in its format, a GGUF file, or "byte".
 
     Raises:
         ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer".
@@ -126,24 +129,22 @@ class ByteTokenizer(_BytesDecoder):
 
 
 class FileTokenizer(_BytesDecoder):
-    """A `tokenizer.json` with a byte-level vocabulary (GPT-2, Llama 3) or a SentencePiece one with byte fallback."""
+    """A `tokenizer.json` with a byte-level vocabulary (GPT-2, Llama 3) or a SentencePiece one with byte fallback.
+
+    Or such a tokenizer in a GGUF file.
+    """
 
     is_bounded = False
 
     def __init__(self, source: str) -> None:
-        path = Path(source)
-        path = path / "tokenizer.json" if path.is_dir() else path
-        if not path.is_file():
-            raise ConfigError(
-                f"no tokenizer.json at {source}; save the tokenizer as a fast one, or give another as tokenizer",
-                param="tokenizer",
-            )
-        content = read_settings(path, "tokenizer", MAX_TOKENIZER_BYTES)
+        path, content, roles = _contents(source)
         _check_numbers(content, path)
         decoder = content.get("decoder")
+        text = json.dumps(content) if is_gguf(source) else None
         del content
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            library = tokenizers.Tokenizer
+            self._tokenizer = library.from_file(str(path)) if text is None else library.from_str(text)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises a bare Exception for most bad files, and panics for some
@@ -156,7 +157,7 @@ class FileTokenizer(_BytesDecoder):
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        settings = read_settings(path.with_name("tokenizer_config.json"), "tokenizer")
+        settings = read_settings(path.with_name("tokenizer_config.json"), "tokenizer") if roles is None else roles
         self.bos_id = self._named(settings.get("bos_token"))
         self.eos_id = self._named(settings.get("eos_token"))
 
@@ -199,6 +200,18 @@ class FileTokenizer(_BytesDecoder):
     def _named(self, token: object) -> int | None:
         content = token.get("content") if isinstance(token, dict) else token
         return self._tokenizer.token_to_id(content) if isinstance(content, str) else None
+
+
+def _contents(source: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any] | None]:
+    """The file of a tokenizer, its contents, and the special tokens if they are in the same file."""
+    path = Path(source)
+    if is_gguf(source):
+        return path, *tokenizer_of_gguf(path)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        message = f"no tokenizer.json at {source}; save the tokenizer as a fast one, or give another as tokenizer"
+        raise ConfigError(message, param="tokenizer")
+    return path, read_settings(path, "tokenizer", MAX_TOKENIZER_BYTES), None
 
 
 def _utf8(text: str) -> bytes:

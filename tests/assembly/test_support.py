@@ -94,7 +94,7 @@ def drafter(config: EngineConfig) -> str | None:
 
 
 def facts_of(config: EngineConfig, moment: Moment) -> Iterator[Facts]:
-    if moment in ("settings", "numbers", "toy", "texts", "events"):
+    if moment in ("settings", "numbers", "toy", "events"):
         yield Facts(config)
         return
     if moment == "draft":
@@ -160,7 +160,6 @@ OUTSIDE = {
     ("config.py", "prompt_lookup_max"): "keys of one value, which its class checks alone",
     ("exec/cache.py", "max_model_len"): "a lack of memory; flags are the remedy",
     ("model/weight_files.py", "model"): "an adapter in place of a model; flags are the remedy",
-    ("model/gguf/header.py", "model"): "a library that is not installed",
     ("sched/blocks.py", "n_slots"): "the range of a number, known after the memory is counted",
     ("serve/listen.py", "ssl_certfile"): "two files that do not fit: a key and a certificate",
     ("sim/clock.py", "model"): "the form of one value",

@@ -35,8 +35,6 @@ READS_A_KEY = "orca_jax/bench/online/key.py"  # a secret, which would be seen by
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"})
 OF_EXTRAS = {  # imported only if a flag requires it
     "orca_jax/telemetry/otel.py": {"opentelemetry"},
-    "orca_jax/model/gguf/header.py": {"gguf"},
-    "orca_jax/model/gguf/weights.py": {"gguf"},
     "orca_jax/reporting.py": {"matplotlib"},
     "orca_jax/timeline/plot.py": {"matplotlib"},
     "orca_jax/deploy/gang.py": {"ray"},

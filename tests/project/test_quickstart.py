@@ -66,7 +66,7 @@ def test_each_block_is_a_program_whose_names_and_flags_exist(block: tuple[str, s
 def test_extras_that_it_installs_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     named = set(re.findall(r"(?:\.|orca-jax)\[(\w+)\]", PAGE))
-    assert named == {"cuda", "tpu", "gguf"} and named <= set(extras)
+    assert named == {"cuda", "tpu"} and named <= set(extras)
 
 
 @pytest.fixture(scope="module")

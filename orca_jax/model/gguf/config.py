@@ -10,7 +10,7 @@ from typing import Any
 
 from orca_jax.checks import short
 from orca_jax.errors import ConfigError
-from orca_jax.model.gguf.header import GgufHeader, read_header
+from orca_jax.gguf_file.header import GgufHeader, read_header
 
 _LLAMA = {
     "context_length": "max_position_embeddings",
@@ -117,8 +117,9 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
         hf.setdefault("vocab_size", tensors["token_embd.weight"].shape[0])
     hf["tie_word_embeddings"] = "output.weight" not in tensors
     hf |= {key: tensor in tensors for key, tensor in architecture.biases.items()}
-    for key in ("bos", "eos"):
-        hf[f"{key}_token_id"] = header.fields.get(f"tokenizer.ggml.{key}_token_id")
+    hf["bos_token_id"] = header.fields.get("tokenizer.ggml.bos_token_id")
+    ends = (header.fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+    hf["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None)) or None
     others = values.keys() - architecture.keys.keys()
     rotated, head_dim = values.get("rope.dimension_count"), _head_dim(hf)
     if architecture.model_type == "phi3" and isinstance(rotated, int) and head_dim > 0:

@@ -13,11 +13,11 @@ from flax import nnx
 from orca_jax.checks import open_regular
 from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError
+from orca_jax.gguf_file.header import GgufTensor, read_header
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.stripes import read_exactly
 from orca_jax.model.gguf.config import Architecture, architecture_of
-from orca_jax.model.gguf.header import GgufTensor, read_header
 from orca_jax.model.parameters import Wanted, first_line
 from orca_jax.model.weights import Files, load_files
 from orca_jax.progress import Progress

@@ -14,16 +14,17 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader, GGUFWriter
 from safetensors.numpy import load_file
 
+from orca_jax.assembly.described import describe
 from orca_jax.assembly.engine import build_engine
 from orca_jax.bundled import texts_of
 from orca_jax.config import EngineConfig
 from orca_jax.errors import CheckpointError, ConfigError
+from orca_jax.gguf_file.header import read_header
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.gguf import header as gguf_header
-from orca_jax.model.gguf.header import read_header
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
 from tests.model.reference import REFERENCE, logits, mesh_of
+from tests.text.test_gguf_texts import add_fields
 
 ARCHITECTURES = {
     "gpt2-12-heads": "gpt2",
@@ -51,7 +52,7 @@ def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
     return values.reshape(shape).swapaxes(1, 2).reshape(values.shape)
 
 
-def write(path: Path, name: str, kind: Kind = Kind.F32, **changes: Any) -> Path:
+def write(path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | None = None, **changes: Any) -> Path:
     """Write a reference model as llama.cpp's converter does. `changes` are further keys of the architecture."""
     architecture = ARCHITECTURES[name]
     config = read_model_config(REFERENCE / name)
@@ -79,6 +80,7 @@ def write(path: Path, name: str, kind: Kind = Kind.F32, **changes: Any) -> Path:
     for key, value in changes.items():
         writer.add_key_value(f"{architecture}.{key}", value, gguf.GGUFValueType.get_type(value))
     writer.add_eos_token_id(5)
+    add_fields(writer, **(texts or {}))
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_layers)
     for key, values in tensors_of(name).items():
         if key.endswith(OF_GPT2):
@@ -185,19 +187,23 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path: Path, monkeypatch: pytest.
     }
 
 
-def test_the_library_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "model.gguf", "qwen3")
-    gguf_header._header.cache_clear()
-    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    assert "pip install 'orca-jax[gguf]'" in refused(path)
+def test_the_tokenizer_and_the_template_are_those_of_the_file(tmp_path: Path) -> None:
+    """All tokens of a turn end a text, as in llama.cpp."""
+    tokens = ["a", "b", "<|end|>", "ab", "c", "<|eos|>"]
+    texts = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": [1, 1, 3, 1, 1, 3], "merges": ["a b"]}
+    path = str(write(tmp_path / "model.gguf", "qwen3", texts={**texts, "eot_token_id": 2}))
+    found = describe(EngineConfig(path), None)
+    assert (found.tokenizer.source, found.texts) == (path, path) and found.tokenizer.encode("ab") == [3]
+    assert found.model.eos_token_ids == (5, 2)
 
 
-def test_the_tokenizer_is_a_directory(tmp_path: Path) -> None:
+def test_a_tokenizer_beside_the_file_brings_its_own_template(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", "qwen3")
-    with pytest.raises(ConfigError, match="give the directory of the model's tokenizer") as caught:
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.tokens must be a list .* with --tokenizer") as caught:
         build_engine(EngineConfig(str(path)))
     assert caught.value.param == "tokenizer"
     assert texts_of(EngineConfig(str(path), tokenizer=str(tmp_path))) == str(tmp_path)
+    assert texts_of(EngineConfig(str(path), tokenizer="byte")) == ""
     with pytest.raises(ConfigError, match="use auto or dummy"):
         build_engine(EngineConfig(str(path), tokenizer="byte", load_format="orbax"))
 

@@ -7,7 +7,7 @@ reads a mapped file beyond its end is killed (SIGBUS). Here a file that is cut m
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 256 * 2**20  # a vocabulary of 262,144 tokens has 20 MB
 MAX_FIELDS = 10_000  # of the metadata
 MAX_TENSORS = 500_000
-MAX_LISTED = 4096  # values of a list that are kept; vocabularies are not needed here
+MAX_LISTED = 4096  # values of a list in a header that is kept; vocabularies are longer
+MAX_WORDS = 2**20  # values of a list in metadata that are read once
 _MAX_DIMENSIONS = 4  # as in ggml
 _VERSIONS = (2, 3)
 _FORMATS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -67,6 +68,7 @@ class _Cursor:
 
     descriptor: int
     end: int
+    most_listed: int
     place: int = 0  # in the file, of the first byte that is not in `_held`
     _held: memoryview = field(default_factory=lambda: memoryview(b""))
 
@@ -75,9 +77,9 @@ class _Cursor:
         return self.place - len(self._held)
 
     def take(self, count: int) -> memoryview:
-        if count > self.end - self.position:
-            raise _Damaged(f"its header needs {self.position + count} bytes, and {self.end} can be read")
         if count > len(self._held):
+            if count > self.end - self.position:
+                raise _Damaged(f"its header needs {self.position + count} bytes, and {self.end} can be read")
             more = os.pread(self.descriptor, max(2**20, count), self.place)
             self.place += len(more)
             self._held = memoryview(bytes(self._held) + more)
@@ -91,7 +93,7 @@ class _Cursor:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
 
     def text(self) -> str:
-        return bytes(self.take(self.number("Q"))).decode()
+        return str(self.take(int.from_bytes(self.take(8), "little")), "utf-8")
 
     def value(self, kind: int, key: str) -> Any:
         """A value of the metadata."""
@@ -108,8 +110,11 @@ class _Cursor:
         kind, count = self.number("I"), self.number("Q")
         if kind != _TEXT and kind not in _FORMATS:
             raise _Damaged(f"{short(key)} is a list of values of the unknown type {kind}")
-        if count <= MAX_LISTED:
-            return [self.value(kind, key) for _ in range(count)]
+        if count <= self.most_listed and kind == _TEXT:
+            return [self.text() for _ in range(count)]
+        if count <= self.most_listed:
+            code = _FORMATS[kind]
+            return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
         if kind == _TEXT:
             for _ in range(count):  # each takes 8 bytes at least
                 self.take(self.number("Q"))
@@ -122,7 +127,7 @@ def read_header(path: str | Path) -> GgufHeader:
     """Read the header of a file. It is kept while the file stays the same, since long vocabularies take a second.
 
     Raises:
-        ConfigError: the library `gguf` is not installed, or the file cannot be read, is damaged, or was cut.
+        ConfigError: the file cannot be read, is damaged, or was cut.
     """
     path = Path(path)
     if not path.is_file():
@@ -131,26 +136,34 @@ def read_header(path: str | Path) -> GgufHeader:
     return _header(path, state.st_mtime_ns, state.st_size)
 
 
+def read_fields(path: str | Path) -> Mapping[str, Any]:
+    """Read the metadata of a file with their vocabularies. Raises ConfigError as `read_header` does."""
+    path = Path(path)
+    return _with_descriptor(path, lambda descriptor: _read_fields(_cursor(descriptor, MAX_WORDS))[0])
+
+
 @lru_cache(maxsize=1)
 def _header(path: Path, changed: int, size: int) -> GgufHeader:
-    try:
-        import gguf  # noqa: F401 - its tables of types are needed below
-    except ImportError as error:
-        message = f"{path}: GGUF files need the library gguf ({error}); run: pip install 'orca-jax[gguf]'"
-        raise ConfigError(message, param="model") from None
+    return _with_descriptor(path, _read)
+
+
+def _with_descriptor[T](path: Path, read: Callable[[int], T]) -> T:
     with ExitStack() as stack:
         try:
             descriptor = open_regular(path)
             stack.callback(os.close, descriptor)
-            return _read(descriptor)
+            return read(descriptor)
         except (_Damaged, OSError, UnicodeDecodeError) as error:
             message = f"{path} cannot be read as GGUF: {error}; download it again"
             raise ConfigError(message, param="model") from None
 
 
-def _read(descriptor: int) -> GgufHeader:
-    size = os.fstat(descriptor).st_size
-    cursor = _Cursor(descriptor, min(size, MAX_HEADER_BYTES))
+def _cursor(descriptor: int, most_listed: int) -> _Cursor:
+    return _Cursor(descriptor, min(os.fstat(descriptor).st_size, MAX_HEADER_BYTES), most_listed)
+
+
+def _read_fields(cursor: _Cursor) -> tuple[dict[str, Any], int]:
+    """The metadata and the number of tensors."""
     if bytes(cursor.take(4)) != b"GGUF":
         raise _Damaged("it does not begin with GGUF")
     if (version := cursor.number("I")) not in _VERSIONS:
@@ -165,6 +178,12 @@ def _read(descriptor: int) -> GgufHeader:
         if key in fields:
             raise _Damaged(f"{short(key)} is listed twice")
         fields[key] = cursor.value(kind, key)
+    return fields, num_tensors
+
+
+def _read(descriptor: int) -> GgufHeader:
+    cursor = _cursor(descriptor, MAX_LISTED)
+    fields, num_tensors = _read_fields(cursor)
     found: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for _ in range(num_tensors):
         name, dimensions = cursor.text(), cursor.number("I")
@@ -176,12 +195,12 @@ def _read(descriptor: int) -> GgufHeader:
     alignment = fields.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise _Damaged(f"general.alignment must be a power of two, got {short(alignment)}")
-    begin = -(-cursor.position // alignment) * alignment
+    begin, size = -(-cursor.position // alignment) * alignment, os.fstat(descriptor).st_size
     return GgufHeader(fields, {name: _tensor(name, entry, begin, size) for name, entry in found.items()})
 
 
 def _tensor(name: str, entry: tuple[tuple[int, ...], int, int], begin: int, size: int) -> GgufTensor:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # the import takes 0.3 s
 
     shape, number, offset = entry
     try:
