@@ -139,6 +139,9 @@ def few_bits_products(
             with a scale. Their products are summed exactly in groups of them, and then in float32.
         devices: those that share the processors of this machine.
     """
+    for each in matrices:
+        has_all = each.words.shape[1] * 32 == x.shape[1] * each.bits
+        assert has_all, f"{each.words.shape[1]} words of a column cannot hold {x.shape[1]} inputs of {each.bits} bits"
     x = x.astype(jnp.float32)
     if all([each.order is None for each in matrices]):
         return _products(x, matrices, dtype, devices)

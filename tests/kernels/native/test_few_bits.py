@@ -195,10 +195,12 @@ def test_sizes_at_the_ends_of_float32() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     width, x = library_of().width, jnp.ones((1, 64))
     good = api.pack_bits(matrix(64, width, 32, 4), width)
-    wrong = replace(good, words=good.words[:, :4]), replace(good, scales=jnp.ones((1, 3, width)))
-    for packed in (*wrong, replace(good, minima=good.scales[:, :1])):
+    for packed in (replace(good, scales=jnp.ones((1, 3, width))), replace(good, minima=good.scales[:, :1])):
         with pytest.raises(jax.errors.JaxRuntimeError, match="of few bits do not fit"):
             api.few_bits_product(x, packed, FLOAT32).block_until_ready()
+    for packed in (replace(good, words=good.words[:, :4]), replace(good, bits=8)):
+        with pytest.raises(AssertionError, match="words of a column cannot hold 64 inputs of"):
+            api.few_bits_product(x, packed, FLOAT32)
 
 
 @needs_library
