@@ -5,6 +5,7 @@ once into the other classes. No setting is read from the environment.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,14 @@ from typing import Literal, NamedTuple, get_args
 from orca_jax.cache_spec import LayerCache, LayerGroup, PageShape
 from orca_jax.checks import adapter_name_fault, check_known_or_class, check_values, names_checked
 from orca_jax.errors import ConfigError
-from orca_jax.layer_config import ExpertsConfig, ResidualFactors, ShortConvConfig
+from orca_jax.layer_config import (
+    DeltaRuleConfig,
+    ExpertsConfig,
+    LatentConfig,
+    MambaConfig,
+    ResidualFactors,
+    ShortConvConfig,
+)
 
 DType = Literal["float32", "bfloat16", "float16"]
 PageDType = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]  # of stored keys and values
@@ -25,9 +33,11 @@ AttentionName = Literal["tpu", "gpu", "triton", "native", "gather", "xla", "refe
 CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
-MixerName = Literal["attention", "short_conv", "linear_attention"]  # see model/mixers
+MixerName = Literal[
+    "attention", "latent_attention", "short_conv", "linear_attention", "delta_rule", "mamba"
+]  # see model/mixers
 MlpName = Literal["mlp", "dense_mlp"]  # the second one is of layers without experts, in models with experts
-PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention"})  # the others keep states in place of pages
+PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention", "latent_attention"})  # the others keep states
 SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 
 MAX_LORAS = 8  # adapters in one batch by default
@@ -59,6 +69,10 @@ class RopeConfig:
     temperature: float = 0.0  # factor on the queries at position p: 1 + temperature * log(1 + p // original)
     share: float = 1.0  # proportional: of the frequencies, the highest ones; the others are zero
     rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
+
+    def yarn_magnitude(self, strength: float) -> float:
+        """The factor of yarn for texts `factor` times as long."""
+        return 1.0 if self.factor <= 1 else 0.1 * strength * math.log(self.factor) + 1.0
 
 
 class LayerKind(NamedTuple):
@@ -100,12 +114,15 @@ class ModelConfig:
     bos_token_id: int | None = None
     attention_out_bias: bool = False
     qk_norm: Literal["head", "all"] | None = None  # of queries and keys: of each head, or of all heads together
-    attention_gate: bool = False  # the output of each head is weighted by a number between 0 and 1 of each token
+    attention_gate: Literal["head", "all"] | None = None  # a weight between 0 and 1 for each head, or for all numbers
     residual: Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed"] = "pre_norm"  # see model/block.py
     residual_factors: ResidualFactors | None = None  # of the residual "normed"
     residual_scale: float = 1.0  # factor on what attention and MLP add, of the residuals "pre_norm" and "both_norms"
     mixer_pattern: tuple[MixerName, ...] = ("attention",)  # of the layers; repeated over them
+    latent: LatentConfig | None = None  # of layers with latent attention, which are then all with pages
     short_conv: ShortConvConfig | None = None  # of layers with this mixer
+    delta_rule: DeltaRuleConfig | None = None  # of layers with this mixer
+    mamba: MambaConfig | None = None  # likewise
     sliding_window: int | None = None  # tokens that each token sees, itself included, in layers with a window
     window_pattern: tuple[bool, ...] = (True,)  # whether a layer has the window; repeated over the layers
     rope_pattern: tuple[bool, ...] = (True,)  # whether a layer has `rope`, or none at all; repeated over the layers
@@ -170,10 +187,17 @@ class ModelConfig:
         """True if some layers keep a state of each request in place of pages."""
         return not PAGED_MIXERS.issuperset(self.mixers)
 
+    @property
+    def page_shape(self) -> PageShape:
+        """The shape of the pages of layers with attention."""
+        if self.latent is not None:
+            return PageShape(self.num_kv_heads, self.latent.rank + self.latent.rotated_dim, has_values=False)
+        return PageShape(self.num_kv_heads, self.head_dim)
+
     @cached_property
     def layer_caches(self) -> tuple[LayerCache | None, ...]:
         """The keys and values that each layer keeps; None for layers with a state in their place."""
-        shape = PageShape(self.num_kv_heads, self.head_dim)
+        shape = self.page_shape
         return tuple(
             LayerCache(shape, kind.window) if kind.mixer in PAGED_MIXERS else None for kind in self.layer_kinds
         )

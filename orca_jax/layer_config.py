@@ -1,5 +1,6 @@
 """The sizes and options of the parts of a layer, as fields of `config.ModelConfig`."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,63 @@ class ShortConvConfig:
 
     width: int  # tokens that each token sees, itself included
     has_bias: bool = False  # in the convolution and in the linear layers around it
+
+
+@dataclass(frozen=True)
+class DeltaRuleConfig:
+    """The gated delta rule, in place of attention."""
+
+    num_heads: int  # each with a matrix as its state
+    num_key_heads: int  # of queries and keys; several heads share one
+    key_dim: int
+    value_dim: int
+    width: int  # tokens that each token sees in the convolution of queries, keys and values
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all keys of a token."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Numbers of all values of a token."""
+        return self.num_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class MambaConfig:
+    """Mamba-2, in place of attention."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int  # of heads that share keys and queries; results are normalised by group
+    state_dim: int  # numbers of a key or query
+    width: int  # tokens that each token sees in the convolutions
+    has_bias: bool = False  # in the linear layers
+    has_conv_bias: bool = True
+    step_limits: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def values(self) -> int:
+        """Numbers of all values of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all keys and queries of a token."""
+        return 2 * self.num_groups * self.state_dim
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Attention over latents, in place of keys and values of each head. The dimensions of a query are `head_dim`."""
+
+    rank: int  # numbers of a latent
+    rotated_dim: int  # last dimensions of a query; a key with as many is that of all heads
+    value_dim: int  # numbers of a head's result
+    is_interleaved: bool = True  # the two halves of a rotated pair lie side by side in checkpoints
+    query_rank: int | None = None  # width of a projection before that to queries; None: there is none
+    norm_eps: float = 1e-6  # of the norms of latents, whatever the other norms of the model have
 
 
 class SumFactors(NamedTuple):

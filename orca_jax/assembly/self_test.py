@@ -75,7 +75,8 @@ def try_kernels(
             "the attention kernels are not tested: JAX has started, and may keep the device from other processes"
         )
         return Outcome()
-    if uneven_parts(model, tensor):  # an error will say so when the devices are known
+    # An error will say that a model does not divide. Pages without values are read in plain XLA.
+    if uneven_parts(model, tensor) or not model.page_shape.has_values:
         return Outcome()
     held = on_shards(model, tensor)
     trial = Trial(

@@ -280,7 +280,7 @@ def workspace_bytes(
     embed, experts, width = model.embed_dim, model.experts, 3 * model.active_mlp_dim
     if experts is not None:
         width += 4 * experts.per_token * embed
-    activations = 4 * num_tokens * (8 * embed + width + 4 * model.num_heads * model.head_dim)
+    activations = 4 * num_tokens * (8 * embed + width + 4 * model.num_heads * model.page_shape.head_dim)
     if experts is not None:
         activations += 4 * 3 * embed * model.mlp_dim // shards
     logits = 4 * sampler_width(num_rows + num_drafts) * padded_vocab(model, shards) // shards

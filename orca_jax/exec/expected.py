@@ -82,4 +82,5 @@ def context_factor(model: ModelConfig, max_model_len: int) -> float:
     """The arithmetic of a token with the longest context, relative to a token without context."""
     heads, kv_heads, embed = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim, model.embed_dim
     parameters = 2 * embed * (heads + kv_heads) + (2 + model.gated_mlp) * embed * model.active_mlp_dim
-    return 1 + 2 * heads * max_model_len / parameters  # two operations for each parameter, four for each head dim
+    scores = model.num_heads * model.page_shape.head_dim
+    return 1 + 2 * scores * max_model_len / parameters  # two operations for each parameter, four for each head dim

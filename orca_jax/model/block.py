@@ -14,15 +14,18 @@ from orca_jax.model.experts import Experts
 from orca_jax.model.layers import Linear, Maker, Mlp, Norm, project, unfused
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
+from orca_jax.model.mixers.delta_rule import DeltaRule
+from orca_jax.model.mixers.latent_attention import LatentAttention
 from orca_jax.model.mixers.linear_attention import LinearAttention
+from orca_jax.model.mixers.mamba import Mamba
 from orca_jax.model.mixers.short_conv import ShortConv
 from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation
 
 type Projections = tuple[
-    Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Float[Array, "T H"] | None
+    Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Float[Array, "T H G"] | None
 ]
-"""Queries, keys and values, and the weights of each head's output if the model has them."""
+"""Queries, keys and values, and the weights of outputs if the model has them: one for each head, or D."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,12 @@ class Attention(nnx.Module):
         self.query_norm = nnx.data(_head_norm(make, config, config.num_heads, "heads"))
         self.key_norm = nnx.data(_head_norm(make, config, config.num_kv_heads, "kv_heads"))
         self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=config.attention_out_bias, std=out_std)
-        gate = (
-            Linear(make, (embed, config.num_heads), ("embed", "heads"), bias=False) if config.attention_gate else None
+        self.num_heads, gates = (
+            config.num_heads,
+            {None: 0, "head": config.num_heads, "all": heads}[config.attention_gate],
         )
-        self.gate = nnx.data(gate)
+        has_bias = config.attention_bias and config.attention_gate == "all"  # as that of queries, beside it in files
+        self.gate = nnx.data(Linear(make, (embed, gates), ("embed", "heads"), bias=has_bias) if gates else None)
 
     @property
     def linear_layers(self) -> list[Linear]:
@@ -89,7 +94,8 @@ class Attention(nnx.Module):
         query, key, value = (values.reshape(tokens, -1, self.head_dim) for values in (query, key, value))
         if rotation is not None:
             query, key = rotation.of_queries(query), rotation(key)
-        return query, key, value, None if self.gate is None else jax.nn.sigmoid(results[3])
+        gate = None if self.gate is None else jax.nn.sigmoid(results[3]).reshape(tokens, self.num_heads, -1)
+        return query, key, value, gate
 
     def mix[Cache](
         self, inputs: Projections, layer: Index, mixing: Mixing[Cache], cache: Cache
@@ -97,7 +103,7 @@ class Attention(nnx.Module):
         """Attend over the pages of the layer, after writing the new keys and values to them."""
         query, key, value, gate = inputs
         out, cache = mixing.attend(layer, query, key, value, cache)
-        return out if gate is None else out * gate[:, :, None], cache
+        return out if gate is None else out * gate, cache
 
     def merge(
         self,
@@ -163,6 +169,17 @@ class AttentionOnly[Cache]:
         )
 
 
+MIXERS: Mapping[MixerName, Callable[[Maker, ModelConfig, float], Mixer]] = {
+    "attention": Attention,
+    "latent_attention": LatentAttention,
+    "short_conv": ShortConv,
+    "linear_attention": LinearAttention,
+    "delta_rule": DeltaRule,
+    "mamba": Mamba,
+}
+"""By the names of their parameters in a block."""
+
+
 class Block(nnx.Module):
     """A mixer and an MLP, each with a norm and added to the residual stream, which stays float32.
 
@@ -185,9 +202,8 @@ class Block(nnx.Module):
             own = makers.get(name)
             return None if own is None or not own.has_layers else kind(own, config, out_std)
 
-        self.attention = nnx.data(mixer(Attention, "attention"))
-        self.short_conv = nnx.data(mixer(ShortConv, "short_conv"))
-        self.linear_attention = nnx.data(mixer(LinearAttention, "linear_attention"))
+        for name, kind in MIXERS.items():
+            setattr(self, name, nnx.data(mixer(kind, name)))
         self.mlp_norm = Norm(make, config)
         has_both = config.residual == "both_norms"
         self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
@@ -231,14 +247,9 @@ class Block(nnx.Module):
         return self.finish(x, out, keep, adapters), cache
 
     @property
-    def mixers(self) -> dict[MixerName, Attention | ShortConv | LinearAttention]:
+    def mixers(self) -> dict[MixerName, Mixer]:
         """The mixers by their names, which are the names of their parameters too."""
-        found: dict[MixerName, Attention | ShortConv | LinearAttention | None] = {
-            "attention": self.attention,
-            "short_conv": self.short_conv,
-            "linear_attention": self.linear_attention,
-        }
-        return {name: mixer for name, mixer in found.items() if mixer is not None}
+        return {name: mixer for name in MIXERS if (mixer := getattr(self, name)) is not None}
 
     @property
     def mixer(self) -> Mixer:

@@ -187,6 +187,12 @@ def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, 
     return jnp.matmul(x.astype(kernel.dtype), kernel, precision=_precision(kernel), preferred_element_type=jnp.float32)
 
 
+def product_of_heads(axes: str, x: Float[Array, "T H I"], kernel: Float[Array, "*any"]) -> Float[Array, "T H O"]:
+    """The product of each head with its own matrix, as in `matmul`; `axes` are those of `jnp.einsum`."""
+    narrow, precision = x.astype(kernel.dtype), _precision(kernel)
+    return jnp.einsum(axes, narrow, kernel, precision=precision, preferred_element_type=jnp.float32)
+
+
 def _precision(kernel: jax.Array) -> jax.lax.Precision | None:
     return jax.lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
 

@@ -72,12 +72,8 @@ def magnitude(rope: RopeConfig) -> float:
     if rope.kind == "longrope":
         return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
     if rope.mscale and rope.mscale_all_dim:
-        return _yarn_magnitude(rope.factor, rope.mscale) / _yarn_magnitude(rope.factor, rope.mscale_all_dim)
-    return _yarn_magnitude(rope.factor, 1.0)
-
-
-def _yarn_magnitude(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+        return rope.yarn_magnitude(rope.mscale) / rope.yarn_magnitude(rope.mscale_all_dim)
+    return rope.yarn_magnitude(1.0)
 
 
 class Rotation:

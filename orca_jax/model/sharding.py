@@ -20,6 +20,7 @@ MESH_AXES: Mapping[str, str | None] = {
     "heads": TENSOR_AXIS,  # query heads times head dim
     "kv_heads": TENSOR_AXIS,  # key/value heads times head dim
     "head_dim": None,
+    "latent": None,  # numbers of a latent, and of its rotated key: each device has those of all tokens
     "channels": TENSOR_AXIS,  # of convolutions
     "taps": None,  # tokens that a convolution sees
     "mlp": TENSOR_AXIS,  # width of the MLP or of each expert
@@ -95,6 +96,10 @@ def uneven_parts(config: ModelConfig, shards: int) -> list[str]:
         sizes["width of the layers without experts"] = config.experts.dense_dim
     if config.short_conv is not None:
         sizes["channels of convolutions"] = config.embed_dim
+    if config.delta_rule is not None:
+        sizes["key heads of the delta rule"] = config.delta_rule.num_key_heads
+    if config.mamba is not None:
+        sizes["heads of Mamba"] = config.mamba.num_heads
     undivided = [f"{size} {name}" for name, size in sizes.items() if size % shards]
     reasons = [f"does not divide {', '.join(undivided)}"] if undivided else []
     if shards % config.num_kv_heads and config.num_kv_heads % shards:

@@ -93,7 +93,7 @@ def stage_seconds(
     read, active = _used_weights(model, layers, span.size * itemsize / split.tensor, work.tokens)
     products = max(read / bandwidth, 2 * work.tokens * active / itemsize / flops)
     held, itemsize_of_pages = on_shards(model, split.tensor), np.dtype(demand.kv_cache_dtype).itemsize
-    scores = 4 * model.num_heads * model.head_dim
+    scores = 4 * model.num_heads * model.page_shape.head_dim
     attention = 0.0
     for layer in held.layer_caches[span.start : span.stop]:
         if layer is None:

@@ -107,7 +107,9 @@ for images:
 
 
 def _has_adapters(family: Family) -> str:
-    without = any("experts" in name or name.startswith("conv_") for name in family.keys)
+    without = any(
+        "experts" in name or name.startswith(("conv_", "kv_lora", "linear_", "mamba_")) for name in family.keys
+    )
     return "no" if without else "yes"
 
 

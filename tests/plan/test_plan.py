@@ -1,6 +1,7 @@
 """Plans of deployments: bytes by hand, borders of fitting, times by hand, names of devices, and the whole command."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from orca_jax.assembly.executor import place_model
 from orca_jax.assembly.resolve import resolve
 from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.exec.cache import weight_bytes
+from orca_jax.exec.cache import cache_shape, weight_bytes
 from orca_jax.exec.host import num_processors
 from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.describe import config_from_hf, read_model_config
@@ -175,6 +176,22 @@ def test_states_are_read_and_written(tensor: int, stages: int) -> None:
     last = memory.stages[-1].weights + ROWS * (512 * slot + 2 * state) * (2 // stages) // tensor
     sums = 0 if tensor == 1 else 2 * 4 * (2 * 1 / 2 * ROWS * 64 * 4 / 1e9 + ALL_REDUCE_SECONDS)
     assert times.token_seconds == pytest.approx(stages * last / 1e9 + sums)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_each_device_reads_the_latents_of_all_tokens(tensor: int) -> None:
+    """A token has 12 numbers of a latent and 4 of a rotated key in each of three layers, whatever the heads."""
+    sizes = {"vocab_size": 512, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
+    latents = {"kv_lora_rank": 12, "qk_rope_head_dim": 4, "q_lora_rank": None, "num_hidden_layers": 3}
+    model = config_from_hf({"model_type": "youtu", "intermediate_size": 256, **sizes, **latents})
+    memory = fit(model, Split(tensor, 1), device(10 * GIB), DEMAND)
+    times = expected_times(model, memory, device(10 * GIB, flops=1e30), DEMAND, 100, EXACT)
+    read = memory.stages[0].weights + ROWS * 512 * 3 * (12 + 4) * 4
+    sums = 0 if tensor == 1 else 2 * 3 * (2 * 1 / 2 * ROWS * 64 * 4 / 1e9 + ALL_REDUCE_SECONDS)
+    assert times.token_seconds == pytest.approx(read / 1e9 + sums)
+    (shape,) = cache_shape(memory.cache)
+    page = sum(math.prod(array.shape) * 4 for array in jax.tree.leaves(shape))
+    assert page == tensor * memory.cache.num_blocks[0] * memory.cache.page_size * 3 * (12 + 4) * 4, "as allocated"
 
 
 def test_sums_over_devices_take_time() -> None:

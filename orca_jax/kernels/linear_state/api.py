@@ -9,33 +9,31 @@ from collections.abc import Callable, Mapping
 from jaxtyping import Array, Float
 
 from orca_jax.kernels.backend import check_implementation
+from orca_jax.kernels.linear_state.parts import LinearTokens
 from orca_jax.kernels.linear_state.reference import linear_state_reference
 from orca_jax.kernels.linear_state.xla import linear_state_xla
 from orca_jax.kernels.state_rows import StateRows
 
-IMPLEMENTATIONS: Mapping[str, Callable[[Array, Array, Array, Array, Array, StateRows], tuple[Array, Array]]] = {
+IMPLEMENTATIONS: Mapping[str, Callable[[LinearTokens, Array, StateRows], tuple[Array, Array]]] = {
     "reference": linear_state_reference,
     "xla": linear_state_xla,
 }
 
 
 def linear_state(
-    q: Float[Array, "T H D"],
-    k: Float[Array, "T H D"],
-    v: Float[Array, "T H D"],
-    slopes: Float[Array, " H"],
-    states: Float[Array, "N H D D"],
+    tokens: LinearTokens,
+    states: Float[Array, "N H K V"],
     rows: StateRows,
     *,
     implementation: str | None = None,
-) -> tuple[Float[Array, "T H D"], Float[Array, "N H D D"]]:
-    """Lightning attention (arXiv 2405.17381) of each token: `S = exp(-slope) S + outer(k, v)`, then `q S`, in float32.
+) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
+    """Linear attention of each token in float32: `S = exp(decay) S + outer(k, u)`, then `q S`.
+
+    The number `u` is `v` in lightning attention (arXiv 2405.17381) and Mamba-2 (arXiv 2405.21060). With `beta` the
+    operation is the gated delta rule (arXiv 2412.06464), and `u = beta (v - k exp(decay) S)`, with the state before.
 
     Args:
-        q: queries of all requests, flattened.
-        k: keys.
-        v: values.
-        slopes: decay of each head, at least 0.
+        tokens: the inputs of all requests, flattened.
         states: the pool of matrices S of all heads; donated by the caller, so that the update is in place.
         rows: the requests; those with one token first.
         implementation: a name of `IMPLEMENTATIONS`; None takes `xla`.
@@ -47,4 +45,4 @@ def linear_state(
         NotImplementedError: the implementation does not exist.
     """
     check_implementation("linear_state", implementation, IMPLEMENTATIONS)
-    return IMPLEMENTATIONS[implementation or "xla"](q, k, v, slopes, states, rows)
+    return IMPLEMENTATIONS[implementation or "xla"](tokens, states, rows)

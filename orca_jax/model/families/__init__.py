@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from orca_jax.model.families.base import Family
+from orca_jax.model.families.deepseek import YOUTU
 from orca_jax.model.families.dense.gpts import BIOGPT, GPT_BIGCODE, GPT_NEO, STARCODER2
 from orca_jax.model.families.dense.llamas import CWM, INTERNLM3, IQUESTCODER, SEED_OSS
 from orca_jax.model.families.dense.pairs import PAIRS
@@ -12,9 +13,7 @@ from orca_jax.model.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, VA
 from orca_jax.model.families.gpt2 import GPT2
 from orca_jax.model.families.gpt_neox import GPT_NEOX
 from orca_jax.model.families.images.models import WRAPPERS
-from orca_jax.model.families.lfm3 import LFM3
 from orca_jax.model.families.llama import LLAMA
-from orca_jax.model.families.minimax import MINIMAX
 from orca_jax.model.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from orca_jax.model.families.mixtral import MIXTRAL
 from orca_jax.model.families.mixtures.sigmoid import SIGMOID
@@ -23,13 +22,29 @@ from orca_jax.model.families.opt import OPT
 from orca_jax.model.families.phi3 import PHI3
 from orca_jax.model.families.qwen import QWEN2, QWEN3
 from orca_jax.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from orca_jax.model.families.states.bamba import BAMBA
+from orca_jax.model.families.states.lfm import LFM2, LFM3
+from orca_jax.model.families.states.minimax import MINIMAX
+from orca_jax.model.families.states.qwen_next import QWEN3_NEXT
 
 _DENSE = (GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3_TEXT, GEMMA3, GPT_NEOX, OPT)
 _NEAR = (GEMMA, VAULTGEMMA, OLMO3, MINISTRAL, SEED_OSS, STARCODER2, GPT_BIGCODE, GPT_NEO, BIOGPT, CWM, INTERNLM3)
 _WITH_EXPERTS = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, FLEX_OLMO, *SIGMOID)
-_WITH_STATES = (LFM3, MINIMAX)
+_WITH_LATENTS = (YOUTU,)
+_WITH_STATES = (LFM2, LFM3, MINIMAX, QWEN3_NEXT, BAMBA)
 
-_ALL = (*_DENSE, *_NEAR, IQUESTCODER, MINISTRAL3, *SCALED, *PAIRS, *PARTLY_ROTATED, *_WITH_EXPERTS, *_WITH_STATES)
+_ALL = (
+    *_DENSE,
+    *_NEAR,
+    IQUESTCODER,
+    MINISTRAL3,
+    *SCALED,
+    *PAIRS,
+    *PARTLY_ROTATED,
+    *_WITH_EXPERTS,
+    *_WITH_LATENTS,
+    *_WITH_STATES,
+)
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (*_ALL, *WRAPPERS)}
 """By `model_type` of config.json. A new family is a new file here."""

@@ -51,8 +51,13 @@ def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
 
 def qwen2_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters, with those of the shared expert."""
+    return *llama.weights_beside_mlp(config), *moe_weights()
+
+
+def moe_weights() -> tuple[Weight, ...]:
+    """The weights of experts and of the shared expert."""
     return (
-        *qwen3_weights(config),
+        *experts.expert_weights(_MOE),
         *llama.mlp_weights(f"{_MOE}.shared_expert", "blocks.mlp.shared.mlp", bias=False),
         Weight(f"{_MOE}.shared_expert_gate.weight", "blocks.mlp.shared.weight", transpose=True),
     )

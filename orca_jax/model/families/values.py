@@ -89,6 +89,14 @@ def get_optional_float(hf: HfConfig, key: str) -> float | None:
     return None if hf.get(key) is None else get_float(hf, key)
 
 
+def layer_list(key: str, value: Any, num_layers: int) -> list[int]:
+    """Some layers, which `key` names by their numbers; raises `ConfigError` for other values."""
+    layers = range(num_layers)
+    if not isinstance(value, list) or not value or not all(type(each) is int and each in layers for each in value):
+        raise refusal(key, f"must be a list of some of the {num_layers} layers", value)
+    return value
+
+
 def get_floats(hf: HfConfig, key: str) -> tuple[float, ...]:
     """A list of positive numbers; raises `ConfigError` for other values, and if the key is missing."""
     values = hf.get(key)

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import DType, MixerName, ModelConfig
+from orca_jax.model.layers import Linear
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.rope import Rotation
 from orca_jax.model.sharding import partition_spec
@@ -112,6 +113,11 @@ class Mixing[Cache](Protocol):
 @runtime_checkable
 class Mixer(Protocol):
     """The token mixer of a layer, an `nnx.Module`."""
+
+    @property
+    def linear_layers(self) -> list[Linear]:
+        """The linear layers, whose matrices may be quantised or packed."""
+        ...
 
     def project(self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None) -> Inputs:
         """The inputs of `mix`. `adapters` are those of the tokens, None for none."""

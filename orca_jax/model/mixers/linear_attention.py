@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.kernels.linear_state import linear_state
+from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.state_rows import StateRows
 from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, project
 from orca_jax.model.lora.launch import LayerAdapters
@@ -37,7 +37,8 @@ def run(
     rows: StateRows,
 ) -> tuple[Float[Array, "T H D"], StatePools]:
     """Run the recurrence on one device."""
-    out, pool = linear_state(query, key, value, slopes, pools[0], rows)
+    decay = jnp.broadcast_to(-slopes, query.shape[:2])
+    out, pool = linear_state(LinearTokens(query, key, value, decay), pools[0], rows)
     return out, (pool,)
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from orca_jax.config import MixerName
-from orca_jax.model.mixers import linear_attention, short_conv
+from orca_jax.model.mixers import delta_rule, linear_attention, mamba, short_conv
 from orca_jax.model.mixers.base import StateKind
 
 STATES: Mapping[MixerName, StateKind] = {
     "short_conv": short_conv.STATE,
     "linear_attention": linear_attention.STATE,
+    "delta_rule": delta_rule.STATE,
+    "mamba": mamba.STATE,
 }
 """By mixer. The layers of a mixer are one group, since their states have the same shapes."""

@@ -19,8 +19,7 @@ from orca_jax.kernels.state_rows import StateRows
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 TOKENS, ROWS, POOL = 40, 6, 14
-CHANNELS, TAPS, HEADS, DIM = 3, 4, 2, 4
-SLOPES = np.array([0.5, 0.02], np.float32)
+CHANNELS, TAPS, HEADS, KEYS, DIM = 3, 4, 2, 3, 4
 FEW = settings(
     max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
 )
@@ -91,13 +90,24 @@ def expected_conv(mix: Mix, x: np.ndarray, kernel: np.ndarray, states: np.ndarra
     return out, after
 
 
-def expected_linear(mix: Mix, qkv: tuple[np.ndarray, ...], states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def linear_tokens(*, has_beta: bool) -> linear.LinearTokens:
+    """Random inputs, with keys of about length one."""
+    keys, shares = values(4, TOKENS, HEADS, KEYS) / KEYS**0.5, values(7, TOKENS, HEADS)
+    decay = -np.exp(values(6, TOKENS, HEADS))
+    beta = 1 / (1 + np.exp(-shares)) if has_beta else None
+    return linear.LinearTokens(values(3, TOKENS, HEADS, KEYS), keys, values(5, TOKENS, HEADS, DIM), decay, beta)
+
+
+def expected_linear(mix: Mix, tokens: linear.LinearTokens, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     out, after, token = np.zeros((TOKENS, HEADS, DIM)), states.copy(), 0
     for length, source, target, is_fresh in zip(*mix, strict=True):
-        state = np.zeros((HEADS, DIM, DIM)) if is_fresh else states[source].astype(np.float64)
+        state = np.zeros((HEADS, KEYS, DIM)) if is_fresh else states[source].astype(np.float64)
         for _ in range(length):
-            q, k, v = (each[token].astype(np.float64) for each in qkv)
-            state = np.exp(-SLOPES.astype(np.float64))[:, None, None] * state + k[:, :, None] * v[:, None]
+            q, k, v, decay = (np.asarray(each)[token].astype(np.float64) for each in tokens[:4])
+            state = np.exp(decay)[:, None, None] * state
+            if tokens.beta is not None:
+                v = np.asarray(tokens.beta)[token][:, None] * (v - np.einsum("hk,hkv->hv", k, state))
+            state = state + k[:, :, None] * v[:, None]
             out[token] = np.einsum("hd,hde->he", q, state)
             token += 1
         after[target] = state
@@ -131,13 +141,14 @@ def test_short_conv(implementation: str, mix: Mix) -> None:
     check(found, expected_conv(mix, x, kernel, states))
 
 
+@pytest.mark.parametrize("has_beta", [False, True], ids=["added", "delta rule"])
 @pytest.mark.parametrize("implementation", linear.IMPLEMENTATIONS)
 @FEW
 @given(mix=mixes())
-def test_linear_state(implementation: str, mix: Mix) -> None:
-    qkv, states = tuple(values(seed, TOKENS, HEADS, DIM) for seed in (3, 4, 5)), pool(mix, HEADS, DIM, DIM)
-    found = compiled(linear.linear_state, implementation)(*qkv, SLOPES, states, mix.rows)
-    check(found, expected_linear(mix, qkv, states))
+def test_linear_state(implementation: str, has_beta: bool, mix: Mix) -> None:
+    tokens, states = linear_tokens(has_beta=has_beta), pool(mix, HEADS, KEYS, DIM)
+    found = compiled(linear.linear_state, implementation)(tokens, states, mix.rows)
+    check(found, expected_linear(mix, tokens, states))
 
 
 @pytest.mark.parametrize("cuts", [(5, 7), (1,) * 12, (4, 1, 1, 6)])
@@ -159,11 +170,11 @@ def test_chunks_of_a_prompt_change_no_result_of_a_convolution(cuts: tuple[int, .
 
 def test_a_long_request_and_fast_decay_give_finite_results() -> None:
     """All factors are at most 1, however long a chunk is and however fast a head forgets."""
-    qkv = [values(seed, TOKENS, HEADS, DIM) for seed in (3, 4, 5)]
-    mix, slopes = Mix((TOKENS,), (0,), (1,), (True,)), np.array([200.0, 0.0], np.float32)
-    out, states = compiled(linear.linear_state, "xla")(*qkv, slopes, pool(mix, HEADS, DIM, DIM), mix.rows)
+    tokens, mix = linear_tokens(has_beta=False), Mix((TOKENS,), (0,), (1,), (True,))
+    tokens = tokens._replace(decay=np.tile(np.array([-200.0, 0.0], np.float32), (TOKENS, 1)))
+    out, states = compiled(linear.linear_state, "xla")(tokens, pool(mix, HEADS, KEYS, DIM), mix.rows)
     assert np.isfinite(np.asarray(out)).all() and np.isfinite(np.asarray(states)[1]).all()
-    np.testing.assert_allclose(np.asarray(states)[1, 0], np.outer(qkv[1][-1, 0], qkv[2][-1, 0]), rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(states)[1, 0], np.outer(tokens.k[-1, 0], tokens.v[-1, 0]), rtol=1e-5)
 
 
 def test_unknown_implementation() -> None:
@@ -171,4 +182,5 @@ def test_unknown_implementation() -> None:
     with pytest.raises(NotImplementedError, match="use one of reference, xla"):
         conv.short_conv(zeros[0], zeros[0], zeros[0], mix.rows, implementation="none")
     with pytest.raises(NotImplementedError, match="use one of reference, xla"):
-        linear.linear_state(zeros, zeros, zeros, zeros[0, 0], zeros[None], mix.rows, implementation="none")
+        tokens = linear.LinearTokens(zeros, zeros, zeros, zeros[0])
+        linear.linear_state(tokens, zeros[None], mix.rows, implementation="none")

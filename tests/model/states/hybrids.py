@@ -1,4 +1,4 @@
-"""Small models with states: their config.json and their weights, drawn from their names alone.
+"""Small models with states and latents: their config.json and their weights, drawn from their names alone.
 
 This module needs only NumPy and safetensors, and runs on Python 3.11 too: scripts/record_hybrids.py writes the same
 directories there, and records the results of transformers for them.
@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-NAMES = tuple([f"lfm3-{number}" for number in range(12)] + [f"minimax-{number}" for number in range(3)])
+from tests.model.states import deltas, latents, mambas
+
+_COUNTS = {"lfm2": 12, "lfm3": 12, "minimax": 3, "youtu": 12, "qwen3_next": 5, "bamba": 4}
+_OTHERS: Mapping[str, Any] = {
+    "youtu": latents,
+    "qwen3_next": deltas,
+    "bamba": mambas,
+}  # modules with `config` and `layer_shapes`
+NAMES = tuple(f"{family}-{number}" for family, count in _COUNTS.items() for number in range(count))
 RECORD = Path("tests/fixtures/hybrids.npz")
 PROMPTS, NEW, VOCAB = (29, 9, 1), 8, 53  # tokens of the prompts, generated tokens of each
 
@@ -24,9 +32,31 @@ _FULL, _SLIDING, _CONV, _LINEAR = "full_attention", "sliding_attention", "conv",
 def config_of(name: str) -> dict[str, Any]:
     """The config.json of a model."""
     family, _, number = name.partition("-")
-    config = (_lfm3 if family == "lfm3" else _minimax)(int(number))
+    if family in _OTHERS:
+        config = _OTHERS[family].config(family, int(number))
+    else:
+        config = {"lfm2": _lfm2, "lfm3": _lfm3, "minimax": _minimax}[family](int(number))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     return {"model_type": family, "vocab_size": VOCAB, "max_position_embeddings": 64, **tokens, **config}
+
+
+def _lfm2(number: int) -> dict[str, Any]:
+    """As LFM3 without what it has in addition."""
+    config, draw = _lfm3(number), Random(f"lfm2 {number}")
+    for key in ("head_dim", "rope_parameters", "sliding_window", "use_attention_gate", "use_sandwich_norm"):
+        config.pop(key, None)
+    del config["attention_bias"]
+    kinds = [_FULL if kind == _SLIDING else kind for kind in config.pop("layer_types", [_CONV, _FULL])]
+    config |= {"num_hidden_layers": len(kinds), "block_multiple_of": draw.choice((4, 7))}
+    if number % 3 == 0:
+        config["full_attn_idxs"] = [layer for layer, kind in enumerate(kinds) if kind == _FULL]
+    else:
+        config["layer_types"] = kinds
+    config["block_auto_adjust_ff_dim"] = number % 4 != 1
+    config["block_ffn_dim_multiplier"] = draw.choice((1.0, 1.3))
+    if number % 2:
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": 50.0}
+    return config
 
 
 def _lfm3(number: int) -> dict[str, Any]:
@@ -96,6 +126,8 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     """The kind of each layer."""
     if "layer_types" in config:
         return list(config["layer_types"])
+    if "full_attn_idxs" in config:
+        return [_FULL if layer in config["full_attn_idxs"] else _CONV for layer in range(config["num_hidden_layers"])]
     layers = range(config["num_hidden_layers"])
     if config["model_type"] == "minimax":
         return [_LINEAR if layer % 2 else _FULL for layer in layers]
@@ -118,25 +150,31 @@ def prompt(name: str, length: int, attempt: int) -> np.ndarray:
 def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
     is_scale = "norm" in name and name.endswith("weight")
-    std = 0.2 if len(shape) == 1 else 0.25
+    is_scale &= not name.startswith("qwen3") or "linear_attn" in name  # the other norms of Qwen3-Next add 1
+    std = 0.2 if len(shape) == 1 else 0.5 if "conv1d" in name else 0.25
     return np.asarray(std * values + (1.0 if is_scale else 0.0), np.float32)
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor, with the names of published files."""
-    embed, is_lfm3 = config["hidden_size"], config["model_type"] == "lfm3"
-    final = "model.embedding_norm.weight" if is_lfm3 else "model.norm.weight"
+    embed, is_lfm = config["hidden_size"], config["model_type"].startswith("lfm")
+    final = {"lfm": "embedding_norm", "bam": "final_layernorm"}.get(config["model_type"][:3], "norm")
+    final = f"model.{final}.weight"
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, embed), final: (embed,)}
-    if not config.get("tie_word_embeddings", is_lfm3):
+    if not config.get("tie_word_embeddings", is_lfm):
         shapes["lm_head.weight"] = (VOCAB, embed)
+    if (module := _OTHERS.get(config["model_type"])) is not None:
+        for layer in range(config["num_hidden_layers"]):
+            shapes |= {f"model.layers.{layer}.{key}": each for key, each in module.layer_shapes(config, layer).items()}
+        return shapes
     for layer, kind in enumerate(layer_types(config)):
-        of_layer = _lfm3_layer(config, kind) if is_lfm3 else _minimax_layer(config, kind)
+        of_layer = _lfm_layer(config, kind) if is_lfm else _minimax_layer(config, kind)
         shapes |= {f"model.layers.{layer}.{key}": shape for key, shape in of_layer.items()}
     return shapes
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    embed, dim = config["hidden_size"], config["head_dim"]
+    embed, dim = config["hidden_size"], _head_dim(config)
     heads, groups = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     sizes = {"q_proj": (heads, embed), "k_proj": (groups, embed), "v_proj": (groups, embed), "o_proj": (embed, heads)}
     shapes: dict[str, tuple[int, ...]] = {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}
@@ -145,10 +183,24 @@ def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _lfm3_layer(config: Mapping[str, Any], kind: str) -> dict[str, tuple[int, ...]]:
-    embed, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _inner(config: Mapping[str, Any]) -> int:
+    """The width of an MLP."""
+    inner, multiple = int(config["intermediate_size"]), config.get("block_multiple_of", 1)
+    if not config.get("block_auto_adjust_ff_dim"):
+        return inner
+    inner = int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3))
+    return int(multiple * -(-inner // multiple))
+
+
+def _lfm_layer(config: Mapping[str, Any], kind: str) -> dict[str, tuple[int, ...]]:
+    embed, inner, dim = config["hidden_size"], _inner(config), _head_dim(config)
+    is_lfm2 = config["model_type"] == "lfm2"
     norms = ["operator_norm", "ffn_norm"]
-    norms += ["post_operator_norm", "post_ffn_norm"] if config["use_sandwich_norm"] else []
+    norms += ["post_operator_norm", "post_ffn_norm"] if config.get("use_sandwich_norm") else []
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (embed,) for name in norms}
     for name, shape in {"w1": (inner, embed), "w3": (inner, embed), "w2": (embed, inner)}.items():
         shapes[f"feed_forward.{name}.weight"] = shape
@@ -156,8 +208,10 @@ def _lfm3_layer(config: Mapping[str, Any], kind: str) -> dict[str, tuple[int, ..
         sizes = {"conv": (embed, 1, config["conv_L_cache"]), "in_proj": (3 * embed, embed), "out_proj": (embed, embed)}
         shapes |= {f"conv.{key}.weight": shape for key, shape in sizes.items()}
         return shapes | ({f"conv.{key}.bias": shape[:1] for key, shape in sizes.items()} if config["conv_bias"] else {})
-    shapes |= {**_attention(config), "self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
-    if config["use_attention_gate"]:
+    norm = "layernorm" if is_lfm2 else "norm"
+    shapes |= {f"self_attn.q_{norm}.weight": (dim,), f"self_attn.k_{norm}.weight": (dim,)}
+    shapes |= {key.replace("o_proj", "out_proj") if is_lfm2 else key: each for key, each in _attention(config).items()}
+    if config.get("use_attention_gate"):
         shapes["self_attn.gate_proj.weight"] = (config["num_attention_heads"], embed)
     return shapes
 

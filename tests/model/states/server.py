@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.config import MixerName, ModelConfig
+from orca_jax.config import PAGED_MIXERS, MixerName, ModelConfig
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, write_and_attend
 from orca_jax.kernels.state_rows import StateRows
@@ -47,11 +47,11 @@ class Access:
     def attend(
         self, layer: Index, q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Caches
     ) -> tuple[jax.Array, Caches]:
-        assert k is not None and v is not None
+        assert k is not None
         windows = [kind.window or NO_WINDOW for kind in self.model.layer_kinds]
         heads, pages = (
             PartitionSpec(None, TENSOR_AXIS, None),
-            pages_spec("head_major", TENSOR_AXIS, jnp.dtype("float32")),
+            pages_spec("head_major", TENSOR_AXIS, jnp.dtype("float32"), has_values=v is not None),
         )
 
         def on_shard(q: Any, k: Any, v: Any, pages: Any, requests: Any, first: Any, window: Any) -> Any:
@@ -66,7 +66,7 @@ class Access:
             check_vma=False,
         )
         window = jnp.array(windows, jnp.int32)[layer]
-        out, after = split(q, k, v, cache.pages, self.requests, self._rank("attention", layer) * PAGES, window)
+        out, after = split(q, k, v, cache.pages, self.requests, self._rank(_paged(self.model), layer) * PAGES, window)
         return out, cache._replace(pages=after)
 
     def advance(
@@ -80,6 +80,11 @@ class Access:
         """The index of a layer among those with its mixer."""
         layers = self.model.layers_with(name)
         return jnp.array([sum(other < each for other in layers) for each in range(self.model.num_layers)])[layer]
+
+
+def _paged(model: ModelConfig) -> MixerName:
+    """The mixer of the layers with pages."""
+    return "attention" if model.latent is None else "latent_attention"
 
 
 @dataclass
@@ -172,15 +177,16 @@ def run_one(decoder: Decoder, ids: jax.Array, keep: jax.Array | None) -> jax.Arr
 def allocate(model: ModelConfig, mesh: Mesh) -> Caches:
     """Pages and states of NaN."""
     float32 = jnp.dtype("float32")
-    num_pages = PAGES * max(1, len(model.layers_with("attention")))
-    shapes = pages_shape("head_major", num_pages, model.num_kv_heads, model.head_dim, PAGE_SIZE, float32)
+    num_pages = PAGES * max(1, len(model.layers_with(_paged(model))))
+    heads, dim, has_values = model.page_shape
+    shapes = pages_shape("head_major", num_pages, heads, dim, PAGE_SIZE, float32, has_values=has_values)
 
     def filled(shape: Any, spec: PartitionSpec) -> jax.Array:
         return jax.device_put(np.full(shape.shape, np.nan, np.float32), NamedSharding(mesh, spec))
 
-    pages = jax.tree.map(filled, shapes, pages_spec("head_major", TENSOR_AXIS, float32))
+    pages = jax.tree.map(filled, shapes, pages_spec("head_major", TENSOR_AXIS, float32, has_values=has_values))
     states: dict[MixerName, StatePools] = {}
-    for name in sorted(set(model.mixers) - {"attention"}):
+    for name in sorted(set(model.mixers) - PAGED_MIXERS):
         number = BLOCKS * len(model.layers_with(name))
         states[name] = tuple(
             filled(jax.ShapeDtypeStruct((number, *array.shape), float32), partition_spec((None, *array.axes)))

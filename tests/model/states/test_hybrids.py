@@ -30,7 +30,9 @@ from tests.project.source import ROOT
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
-QUICK = ("lfm3-0", "minimax-2")
+QUICK = ("lfm3-0", "minimax-2", "youtu-0", "qwen3_next-1", "bamba-1")
+WITH_ALL_PARTS = ("youtu-0", "qwen3_next-1", "bamba-1")
+WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
 
 # Tokens of each request in each launch, until all prompts and their answers are done.
@@ -119,11 +121,11 @@ def test_log_probabilities_equal_transformers(name: str, base: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lfm3-0", "lfm3-2", "minimax-0"])  # with a pattern that repeats
+@pytest.mark.parametrize("name", ["lfm3-0", "lfm3-2", "minimax-0", "youtu-0"])  # with a pattern that repeats
 @pytest.mark.parametrize(("form", "devices"), [("stacked", 1), ("switched", 1), ("stacked", 2), ("switched", 2)])
 def test_every_form_of_the_layers(name: str, form: str, devices: int, base: Path) -> None:
     decoder = arranged(name, base, form, devices)
-    assert decoder.pattern.period in (2, 3) and decoder.pattern.repeats
+    assert decoder.pattern.period in (1, 2, 3) and decoder.pattern.repeats
     check(name, Server([decoder], mesh_of(devices)))
 
 
@@ -145,7 +147,18 @@ def test_attention_backends(name: str, backend: str, base: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), [("lfm3-0", 4), ("lfm3-1", 2), ("minimax-1", 2), ("minimax-2", 3)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("lfm3-0", 4),
+        ("lfm3-1", 2),
+        ("minimax-1", 2),
+        ("minimax-2", 3),
+        ("youtu-0", 2),
+        ("qwen3_next-1", 2),
+        ("bamba-1", 3),
+    ],
+)
 def test_stages(name: str, number: int, base: Path) -> None:
     """A stage may have no layer with some mixer. The decay depends on the layer in the model."""
     loading = prepare_load(folder(name, base), dtype="float32")
@@ -162,22 +175,36 @@ def test_a_layer_left_out_is_seen(name: str, base: Path) -> None:
     (decoder,), (plain,) = server.stages, server.weights
     ends = ("out.kernel", "mlp.down.kernel", "mlp.down")
     paths = [path_of(keys) for keys, _ in nnx.to_flat_state(plain) if path_of(keys).endswith(ends)]
-    assert len(paths) == 2 * decoder.num_layers
+    assert len(paths) >= 2 * decoder.num_layers
     for broken in paths:
         server.reset([without(plain, broken)])
         assert difference(name, served(name, server, LAUNCHES[:3])) > MUTATED, broken
 
 
-def without(state: Any, path: str) -> Any:
-    """The parameters, of which one is zeros."""
+@pytest.mark.parametrize("name", WITH_ALL_PARTS)
+def test_a_part_switched_off_is_seen(name: str, base: Path) -> None:
+    """Each parameter of the first mixer of a kind, as zeros; a scale of a norm as ones."""
+    server = fresh(name, base)
+    (plain,) = server.weights
+    paths = [path_of(keys) for keys, _ in nnx.to_flat_state(plain)]
+    mixers = {
+        mixer: f"blocks.{layer}.{mixer}." for layer, mixer in reversed([*enumerate(server.stages[0].pattern.mixers)])
+    }
+    for broken in (path for path in paths if path.startswith(tuple(mixers.values()))):
+        server.reset([without(plain, broken, to=float(broken.endswith("scale")))])
+        assert difference(name, served(name, server, LAUNCHES[:3])) > MUTATED, broken
+
+
+def without(state: Any, path: str, to: float = 0.0) -> Any:
+    """The parameters, of which one is zeros, or all of another value."""
     flat = [
-        (keys, variable.replace(jnp.zeros_like(variable.get_value())) if path_of(keys) == path else variable)
+        (keys, variable.replace(jnp.full_like(variable.get_value(), to)) if path_of(keys) == path else variable)
         for keys, variable in nnx.to_flat_state(state)
     ]
     return nnx.from_flat_state(flat)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
 def test_snapshots_and_states_that_are_not_restored(name: str, base: Path) -> None:
     """A source that was left alone gives the same results again. Another one, or a fresh state, gives others."""
     ids, expected = record(name)[0]
@@ -280,7 +307,7 @@ def test_random_values_depend_neither_on_stages_nor_on_devices(name: str, base: 
             np.testing.assert_array_equal(np.asarray(value), np.asarray(whole[key]), err_msg=str(key))
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
 def test_missing_tensors_are_named_for_the_layers_that_need_them(name: str, base: Path, tmp_path: Path) -> None:
     write(name, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

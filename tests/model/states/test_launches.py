@@ -22,6 +22,7 @@ from orca_jax.exec.stage import StageModel
 from orca_jax.exec.states import StateDemand, layer_bytes, state_demand
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.load import prepare_load, tensor_mesh
+from orca_jax.model.sharding import on_shards
 from orca_jax.model.stages import spans
 from orca_jax.step import Member, StateMove, StepPlan
 from tests.exec.test_groups import PAGE_SIZE, ROWS, Host
@@ -54,8 +55,8 @@ def executor_of(
         if form != "scanned":
             decoder.unstack(switched=form == "switched")
         models.append(StageModel(decoder, mesh))
-    groups = form_groups(model.layer_caches, LENGTH)
-    cache = CacheConfig(groups, (ROWS * len(groups) * 16,), PAGE_SIZE, "float32", num_states=NUM_STATES)
+    groups, num_states = form_groups(on_shards(model, shards).layer_caches, LENGTH), NUM_STATES * model.has_states
+    cache = CacheConfig(groups, (ROWS * len(groups) * 16,), PAGE_SIZE, "float32", num_states=num_states)
     config = ExecutorConfig("float32", shards, (4, 16), ROWS, LENGTH, cache, "xla", directory)
     return JaxExecutor(models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies))
 
@@ -135,7 +136,9 @@ def slow(*values: object) -> Any:
         slow("minimax-0", "scanned", 2, 1),
         slow("lfm3-2", "scanned", 1, 1),
         *(slow(name, "switched", 1, 1) for name in NAMES),
-        *(slow(name, "switched", 2, 2) for name in ("lfm3-1", "lfm3-3", "minimax-1")),
+        *(slow(name, "switched", 2, 2) for name in ("lfm3-1", "lfm3-3", "minimax-1", "youtu-0", "youtu-1", "bamba-1")),
+        slow("youtu-0", "scanned", 2, 1),
+        slow("qwen3_next-1", "switched", 2, 1),
     ],
 )
 def test_log_probabilities_are_those_of_transformers(

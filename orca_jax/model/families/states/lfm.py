@@ -1,15 +1,17 @@
-"""LFM3: layers with attention over all tokens, with attention in a window, and with short convolutions.
+"""LFM2: layers with attention over all tokens, and with short convolutions. LFM3: also layers with a window.
 
-Layers without a window have rotary positions whose lower frequencies are zero. A gate weights each head's output.
+Layers of LFM3 without a window have rotary positions whose lower frequencies are zero. A gate weights each head's
+output.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from orca_jax.config import MixerName, ModelConfig
 from orca_jax.layer_config import ShortConvConfig
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear
-from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
+from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, layer_list, refusal
 from orca_jax.model.families.windows import read_layer_types, window_of_all
 
 _FULL, _SLIDING, _CONV = _TYPES = "full_attention", "sliding_attention", "conv"
@@ -18,10 +20,58 @@ _DEFAULT_ROPES = {
     _SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     _FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
 }
+_LFM2_NAMES = {"q_norm": "q_layernorm", "k_norm": "k_layernorm", "o_proj": "out_proj"}
 _CONV_PARTS = ("before", "after", "value")  # the order of their rows in one tensor
 
 
-def config_from_hf(hf: HfConfig) -> ModelConfig:
+def lfm2_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of LFM2; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 65536,
+        "hidden_size": 2560,
+        "intermediate_size": 12288,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128_000,
+    }
+    config = llama.read_shape(hf, "lfm2", defaults, norm_eps=1e-5, rules=rope.RopeRules(theta=1e6))
+    kinds = read_layer_types(hf, config.num_layers, (_FULL, _CONV))
+    if kinds is None:
+        full, layers = hf.get("full_attn_idxs"), range(config.num_layers)
+        full = [*layers] if full is None else layer_list("full_attn_idxs", full, config.num_layers)
+        kinds = [_FULL if layer in full else _CONV for layer in layers]
+    _check_activation(config, hf)
+    config = _with_convolutions(config, hf, kinds, width=3)
+    tied = get_bool(hf, "tie_word_embeddings", True)
+    return replace(config, tied_embeddings=tied, qk_norm="head", mlp_dim=_width_of_mlp(hf, config.mlp_dim))
+
+
+def _check_activation(config: ModelConfig, hf: HfConfig) -> None:
+    """Refuse what transformers ignores: another activation."""
+    if config.activation != "silu":
+        raise refusal("hidden_act", f"must be silu for {config.family}", hf.get("hidden_act"))
+
+
+def _width_of_mlp(hf: HfConfig, width: int) -> int:
+    """The width of an MLP, which follows from `intermediate_size`."""
+    if not get_bool(hf, "block_auto_adjust_ff_dim", True):
+        return width
+    width = int(get_float(hf, "block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+    multiple = get_int(hf, "block_multiple_of", 256)
+    return multiple * -(-width // multiple)
+
+
+def _with_convolutions(config: ModelConfig, hf: HfConfig, kinds: Sequence[str], *, width: int) -> ModelConfig:
+    """The configuration with the mixers of `kinds`; `width` is the default of the convolutions."""
+    mixers: tuple[MixerName, ...] = tuple("short_conv" if kind == _CONV else "attention" for kind in kinds)
+    has_bias = get_bool(hf, "conv_bias", False)
+    width = get_int(hf, "conv_L_cache", width)
+    if width < 2:
+        raise refusal("conv_L_cache", "must be at least 2", width)
+    conv = ShortConvConfig(width, has_bias) if "short_conv" in mixers else None
+    return replace(config, mixer_pattern=mixers, short_conv=conv)
+
+
+def lfm3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of LFM3; raises `ConfigError` as `llama.config_from_hf` does."""
     defaults = {
         "vocab_size": 128_000,
@@ -43,8 +93,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         for kind, default in _DEFAULT_ROPES.items()
     }
     config = llama.read_shape(hf, "lfm3", defaults, norm_eps=1e-5, rules=rules[_FULL])
-    if config.activation != "silu":
-        raise refusal("hidden_act", "must be silu for lfm3", hf.get("hidden_act"))
+    _check_activation(config, hf)
     local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, rules[_SLIDING])
     kinds = read_layer_types(hf, config.num_layers, _TYPES) or [_default_kind(i) for i in range(config.num_layers)]
     parts = hf.get("rope_parameters")
@@ -52,23 +101,16 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         raise refusal("rope_parameters", f"must have {missing[0]}, the kind of some layers", sorted(parts))
     if _SLIDING in kinds and hf.get("sliding_window", 256) is None:
         raise refusal("sliding_window", f"must be a positive integer for layers with {_SLIDING}", None)
-    mixers: list[MixerName] = ["short_conv" if kind == _CONV else "attention" for kind in kinds]
-    has_bias = get_bool(hf, "conv_bias", False)
-    width = get_int(hf, "conv_L_cache", 7)
-    if width < 2:
-        raise refusal("conv_L_cache", "must be at least 2", width)
     return replace(
-        config,
+        _with_convolutions(config, hf, kinds, width=7),
         **llama.attention_biases(hf),
         tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
         qk_norm="head",
-        attention_gate=get_bool(hf, "use_attention_gate", True),
+        attention_gate="head" if get_bool(hf, "use_attention_gate", True) else None,
         residual="both_norms" if get_bool(hf, "use_sandwich_norm", True) else "pre_norm",
         sliding_window=window_of_all(hf, 256, config.max_positions),
         window_pattern=tuple(kind == _SLIDING for kind in kinds),
         windowed_rope=local,
-        mixer_pattern=tuple(mixers),
-        short_conv=ShortConvConfig(width, has_bias) if "short_conv" in mixers else None,
     )
 
 
@@ -87,17 +129,24 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     norms = [Weight(f"layers.{{layer}}.{theirs}.weight", f"blocks.{ours}.scale") for theirs, ours in names.items()]
     mlp, attention = "layers.{layer}.feed_forward", "layers.{layer}.self_attn"
     gate = linear(f"{attention}.gate_proj", "blocks.attention.gate", bias=False) if config.attention_gate else ()
+    attention_rows = [replace(row, key=_renamed(row.key, config)) for row in llama.attention_weights(config)]
     return (
         Weight("embed_tokens.weight", "embedding.table"),
         *norms,
         Weight("embedding_norm.weight", "final_norm.scale"),
         *head(config),
-        *((*llama.attention_weights(config), *gate) if "attention" in config.mixers else ()),
+        *((*attention_rows, *gate) if "attention" in config.mixers else ()),
         *(_conv(config, config.short_conv.has_bias) if config.short_conv is not None else ()),
         *linear(f"{mlp}.w1", "blocks.mlp.gate", bias=False),
         *linear(f"{mlp}.w3", "blocks.mlp.up", bias=False),
         *linear(f"{mlp}.w2", "blocks.mlp.down", bias=False),
     )
+
+
+def _renamed(key: str, config: ModelConfig) -> str:
+    """The key of a tensor of attention."""
+    *before, name, last = key.split(".")
+    return ".".join([*before, _LFM2_NAMES.get(name, name) if config.family == "lfm2" else name, last])
 
 
 def _conv(config: ModelConfig, has_bias: bool) -> tuple[Weight, ...]:
@@ -110,10 +159,46 @@ def _conv(config: ModelConfig, has_bias: bool) -> tuple[Weight, ...]:
     return *rows, *linear(f"{conv}.out_proj", "blocks.short_conv.out", bias=has_bias)
 
 
+LFM2 = Family(
+    name="lfm2",
+    models="LFM2",
+    config_from_hf=lfm2_from_hf,
+    keys=llama.KEYS
+    | {
+        "block_auto_adjust_ff_dim",
+        "block_ffn_dim_multiplier",
+        "block_multiple_of",
+        "conv_L_cache",
+        "conv_bias",
+        "full_attn_idxs",
+        "layer_types",
+    },
+    architectures=("Lfm2ForCausalLM", "Lfm2Model"),
+    weights=weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    aliases={"norm_eps": "rms_norm_eps", "block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
+    harmless=frozenset(
+        {
+            "block_dim",
+            "block_mlp_init_scale",
+            "block_norm_eps",
+            "block_out_init_scale",
+            "block_use_swiglu",
+            "block_use_xavier_init",
+            "conv_dim",
+            "conv_dim_out",
+            "conv_use_xavier_init",
+            "num_heads",
+            "use_pos_enc",
+        }
+    ),  # in published files; transformers reads none of them
+)
+
 LFM3 = Family(
     name="lfm3",
     models="LFM3",
-    config_from_hf=config_from_hf,
+    config_from_hf=lfm3_from_hf,
     keys=llama.KEYS
     | {
         "attention_bias",

@@ -1,0 +1,127 @@
+"""Families with latent attention: Youtu."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import LatentConfig
+from orca_jax.model.families import llama, rope
+from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
+
+_KEYS = llama.KEYS | {
+    "attention_bias",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "rope_interleave",
+    "v_head_dim",
+}
+_ROPE = rope.RopeRules(kinds=("default", "yarn"))
+
+
+def youtu_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of Youtu; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 131072,
+    }
+    config = read_latents(hf, "youtu", defaults)
+    return replace(config, tied_embeddings=get_bool(hf, "tie_word_embeddings", True))
+
+
+def read_latents(hf: HfConfig, family: str, defaults: Mapping[str, int], *, norm_eps: float = 1e-6) -> ModelConfig:
+    """Read the keys of a model with latent attention, beside those of its MLPs.
+
+    Args:
+        hf: the configuration.
+        family: name of the family.
+        defaults: those of `llama.read_shape`, and of sizes of latents that differ from DeepSeek-V3's.
+        norm_eps: default of `rms_norm_eps`.
+
+    Raises:
+        ConfigError: as in `llama.config_from_hf`.
+    """
+    rotated = get_int(hf, "qk_rope_head_dim", 64)
+    sizes = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128, "head_dim": rotated}
+    defaults = {**sizes, **defaults}
+    config = llama.read_shape(hf, family, defaults, norm_eps=norm_eps, rules=_ROPE)
+    if config.head_dim != rotated:
+        raise refusal("head_dim", f"must be qk_rope_head_dim {rotated}", config.head_dim)
+    if config.num_kv_heads != config.num_heads:
+        raise refusal("num_key_value_heads", f"must be num_attention_heads {config.num_heads}", config.num_kv_heads)
+    head_dim = get_int(hf, "qk_nope_head_dim", defaults["qk_nope_head_dim"]) + rotated
+    positions = config.rope
+    assert positions is not None, "read_shape reads them"
+    scale = head_dim**-0.5
+    if positions.kind == "yarn" and positions.mscale_all_dim:
+        scale *= positions.yarn_magnitude(positions.mscale_all_dim) ** 2
+    has_query_rank = "q_lora_rank" not in hf or hf["q_lora_rank"] is not None
+    latent = LatentConfig(
+        rank=get_int(hf, "kv_lora_rank", defaults["kv_lora_rank"]),
+        rotated_dim=rotated,
+        value_dim=get_int(hf, "v_head_dim", defaults["v_head_dim"]),
+        query_rank=get_int(hf, "q_lora_rank", defaults["q_lora_rank"]) if has_query_rank else None,
+        is_interleaved=get_bool(hf, "rope_interleave", True),
+    )
+    return replace(
+        config,
+        **llama.attention_biases(hf),
+        num_kv_heads=1,
+        head_dim=head_dim,
+        rope=replace(positions, rotated_dim=rotated),
+        attention_scale=scale,
+        mixer_pattern=("latent_attention",),
+        latent=latent,
+    )
+
+
+def attention_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """The weights of attention, with their norms."""
+    latent, bias = config.latent, config.attention_bias
+    assert latent is not None, "the family has latents"
+    theirs, ours = "layers.{layer}.self_attn", "blocks.latent_attention"
+    rotated, sizes = latent.rotated_dim, (latent.rank, latent.rotated_dim)
+
+    def pairs(first: int) -> tuple[int, int]:
+        return (first, first + rotated) if latent.is_interleaved else (0, 0)
+
+    query = JoinedPart(0, (config.head_dim,), config.num_heads, pairs(config.head_dim - rotated))
+    parts = {"latent": JoinedPart(0, sizes), "rotated_key": JoinedPart(1, sizes, pairs=pairs(0))}
+    rows: list[Weight] = []
+    for name, part in parts.items():
+        rows += [replace(row, part=part) for row in linear(f"{theirs}.kv_a_proj_with_mqa", f"{ours}.{name}", bias=bias)]
+    if latent.query_rank is not None:
+        rows += linear(f"{theirs}.q_a_proj", f"{ours}.query_down", bias=bias)
+        rows += [Weight(f"{theirs}.q_a_layernorm.weight", f"{ours}.query_norm.scale")]
+    key = "q_proj" if latent.query_rank is None else "q_b_proj"
+    return (
+        *rows,
+        Weight(f"{theirs}.{key}.weight", f"{ours}.query.kernel", transpose=True, part=query),
+        Weight(f"{theirs}.kv_a_layernorm.weight", f"{ours}.latent_norm.scale"),
+        Weight(f"{theirs}.kv_b_proj.weight", f"{ours}.up"),
+        *linear(f"{theirs}.o_proj", f"{ours}.out", bias=config.attention_out_bias),
+    )
+
+
+def youtu_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
+    return *llama.outer_weights(config), *attention_weights(config), *mlp
+
+
+YOUTU = Family(
+    name="youtu",
+    models="Youtu-LLM",
+    config_from_hf=youtu_from_hf,
+    keys=_KEYS,
+    architectures=("YoutuForCausalLM", "YoutuModel"),
+    weights=youtu_weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    harmless=frozenset({"embedding_initializer_range", "qk_head_dim"}),
+)

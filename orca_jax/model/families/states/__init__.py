@@ -1,0 +1,1 @@
+"""Families whose layers keep states in place of pages."""

@@ -1,0 +1,114 @@
+"""Bamba: Mamba-2 in place of most layers' attention."""
+
+import math
+from dataclasses import replace
+
+from orca_jax.config import MixerName, ModelConfig
+from orca_jax.layer_config import MambaConfig
+from orca_jax.model.families import llama, rope
+from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.values import HfConfig, get_bool, get_int, is_number, layer_list, refusal
+
+_ROPE = rope.RopeRules(share=0.5)
+_NORMS = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "pre_ff_layernorm"}
+_SIZES = frozenset({"n_heads", "d_head", "n_groups", "d_state", "d_conv", "expand", "conv_bias", "proj_bias"})
+MAMBA_KEYS = frozenset(f"mamba_{name}" for name in _SIZES) | {"time_step_limit"}
+"""The keys read by `read_mamba`."""
+
+
+def config_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of Bamba; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 128000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262144,
+    }
+    config = llama.read_shape(hf, "bamba", defaults, norm_eps=1e-5, rules=_ROPE)
+    if config.rope is None or config.rope.rotated_dim != config.head_dim // 2:
+        raise refusal("partial_rotary_factor", "must be 0.5 for bamba", hf.get("rope_parameters"))
+    full, layers = hf.get("attn_layer_indices"), range(config.num_layers)
+    full = [] if full is None else layer_list("attn_layer_indices", full, config.num_layers)
+    mixers: list[MixerName] = ["attention" if layer in full else "mamba" for layer in layers]
+    return replace(
+        config,
+        **llama.attention_biases(hf),
+        mlp_bias=get_bool(hf, "mlp_bias", False),
+        mixer_pattern=tuple(mixers),
+        mamba=read_mamba(hf, config) if "mamba" in mixers else None,
+    )
+
+
+def read_mamba(hf: HfConfig, config: ModelConfig) -> MambaConfig:
+    """Read the keys `MAMBA_KEYS`; raises `ConfigError`, which names the key."""
+    if config.activation != "silu":
+        raise refusal("hidden_act", f"must be silu for {config.family}", hf.get("hidden_act"))
+    heads, groups = get_int(hf, "mamba_n_heads", 128), get_int(hf, "mamba_n_groups", 1)
+    inner = get_int(hf, "mamba_expand", 2) * config.embed_dim
+    if heads % groups or inner % heads:
+        raise refusal("mamba_n_heads", f"must divide {inner} and be a multiple of mamba_n_groups {groups}", heads)
+    width = get_int(hf, "mamba_d_conv", 4)
+    if width < 2:
+        raise refusal("mamba_d_conv", "must be at least 2", width)
+    if hf.get("mamba_d_head") not in (None, "auto") and get_int(hf, "mamba_d_head") != inner // heads:
+        raise refusal("mamba_d_head", f'must be {inner // heads} or "auto"', hf["mamba_d_head"])
+    limits = hf.get("time_step_limit")
+    limits = [0.0, math.inf] if limits is None else limits
+    if not isinstance(limits, list) or len(limits) != 2 or not all(map(is_number, limits)) or not limits[0] < limits[1]:
+        raise refusal("time_step_limit", "must be a list of two numbers, the smaller one first", limits)
+    return MambaConfig(
+        num_heads=heads,
+        head_dim=inner // heads,
+        num_groups=groups,
+        state_dim=get_int(hf, "mamba_d_state", 256),
+        width=width,
+        has_bias=get_bool(hf, "mamba_proj_bias", False),
+        has_conv_bias=get_bool(hf, "mamba_conv_bias", True),
+        step_limits=(float(limits[0]), float(limits[1])),
+    )
+
+
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    outer = []
+    for row in llama.outer_weights(config):
+        key = "final_layernorm.weight" if row.path == "final_norm.scale" else row.key
+        for theirs, ours in _NORMS.items():
+            key = key.replace(f".{theirs}.", f".{ours}.")
+        outer.append(replace(row, key=key))
+    return (
+        *outer,
+        *(llama.attention_weights(config) if "attention" in config.mixers else ()),
+        *(mamba_weights(config.mamba, "layers.{layer}.mamba") if config.mamba is not None else ()),
+        *llama.mlp_weights("layers.{layer}.feed_forward", "blocks.mlp", bias=config.mlp_bias),
+    )
+
+
+def mamba_weights(sizes: MambaConfig, key: str) -> tuple[Weight, ...]:
+    """The weights of Mamba-2, whose tensors are below `key`."""
+    ours, rows = "blocks.mamba", []
+    channels = (sizes.values, sizes.keys)
+    for index, name in enumerate(("gate", "value", "key", "step")):
+        part = JoinedPart(index, (sizes.values, *channels, sizes.num_heads))
+        rows += [replace(row, part=part) for row in linear(f"{key}.in_proj", f"{ours}.{name}", bias=sizes.has_bias)]
+    for index, prefix in enumerate(("", "key_")):
+        part = JoinedPart(index, channels)
+        rows.append(Weight(f"{key}.conv1d.weight", f"{ours}.{prefix}taps", transpose=True, part=part, is_conv=True))
+        if sizes.has_conv_bias:
+            rows.append(Weight(f"{key}.conv1d.bias", f"{ours}.{prefix}bias", part=part))
+    names = {"A_log": "rate", "dt_bias": "step_bias", "D": "skip", "norm.weight": "norm"}
+    rows += [Weight(f"{key}.{theirs}", f"{ours}.{name}") for theirs, name in names.items()]
+    return *rows, *linear(f"{key}.out_proj", f"{ours}.out", bias=sizes.has_bias)
+
+
+BAMBA = Family(
+    name="bamba",
+    models="Bamba",
+    config_from_hf=config_from_hf,
+    keys=llama.KEYS | MAMBA_KEYS | {"attention_bias", "attn_layer_indices", "mlp_bias"},
+    architectures=("BambaForCausalLM", "BambaModel"),
+    weights=weights,
+    prefixes=llama.PREFIXES,
+    ignored=llama.IGNORED,
+    harmless=frozenset({"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"}),
+)

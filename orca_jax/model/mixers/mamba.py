@@ -1,0 +1,131 @@
+"""Mamba-2 (arXiv 2405.21060): a mixer with the last inputs of two convolutions and a matrix for each head.
+
+In the words of linear attention, inputs times their steps are the values, and `B` and `C` the keys and the queries of
+a group of heads.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from orca_jax.config import ModelConfig
+from orca_jax.kernels.linear_state import LinearTokens, linear_state
+from orca_jax.kernels.short_conv import short_conv
+from orca_jax.kernels.state_rows import StateRows
+from orca_jax.layer_config import MambaConfig
+from orca_jax.model.layers import Linear, Maker, project
+from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
+from orca_jax.model.mixers.linear_attention import LinearResults
+from orca_jax.model.rope import Rotation
+
+_OF_ALL = "head_dim"  # the logical axis of keys and queries: each device has those of all groups
+
+
+def states(config: ModelConfig) -> tuple[StateArray, ...]:
+    """The last inputs of the convolutions of values and of keys with queries, and a matrix for each head."""
+    sizes = _sizes(config)
+    return (
+        StateArray(((sizes.width - 1) * sizes.values,), ("heads",)),
+        StateArray(((sizes.width - 1) * sizes.keys,), (_OF_ALL,)),
+        StateArray((sizes.num_heads, sizes.state_dim, sizes.head_dim), ("heads", "head_dim", "head_dim"), "float32"),
+    )
+
+
+def _sizes(config: ModelConfig) -> MambaConfig:
+    assert config.mamba is not None, "the configuration has the sizes"
+    return config.mamba
+
+
+def run(
+    x: Float[Array, "T C"],
+    keys: Float[Array, "T D"],
+    taps: Float[Array, "W C"],
+    key_taps: Float[Array, "W D"],
+    bias: Float[Array, " C"],
+    key_bias: Float[Array, " D"],
+    step: Float[Array, "T H"],
+    rate: Float[Array, " H"],
+    skip: Float[Array, " H"],
+    group: Int[Array, " H"],
+    pools: StatePools,
+    rows: StateRows,
+) -> tuple[Float[Array, "T H P"], StatePools]:
+    """Convolve and run the recurrence on one device; `group` has the group of each of its heads."""
+    num_tokens, state_dim = x.shape[0], pools[2].shape[2]
+    mixed, inputs = short_conv(x, taps, pools[0], rows)
+    mixed_keys, key_inputs = short_conv(keys, key_taps, pools[1], rows)
+    values = jax.nn.silu(mixed + bias).reshape(num_tokens, group.shape[0], -1)
+    of_groups = jax.nn.silu(mixed_keys + key_bias).reshape(num_tokens, 2, -1, state_dim)
+    key, query = (of_groups[:, part, group] for part in (0, 1))
+    out, matrices = linear_state(LinearTokens(query, key, values * step[..., None], -rate * step), pools[2], rows)
+    return out + skip[:, None] * values, (inputs, key_inputs, matrices)
+
+
+_BY_HEAD, _HEADS = (None, "heads"), ("heads",)
+_ARRAYS = (_BY_HEAD, (None, None), ("taps", "heads"), (None, None), _HEADS, (None,), _BY_HEAD, _HEADS, _HEADS, _HEADS)
+STATE = StateKind(states, run, _ARRAYS, (None, "heads", None))
+
+type MambaInputs = tuple[tuple[Array, ...], Float[Array, "T C"]]
+"""The arrays of `run`, and the weights of the results."""
+
+
+class Mamba(nnx.Module):
+    """Projections, convolutions, the recurrence, and a gate for each number before a norm of each group."""
+
+    def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
+        self.sizes, self.eps, embed = _sizes(config), config.norm_eps, config.embed_dim
+        sizes, bias = self.sizes, self.sizes.has_bias
+        self.gate, self.value = (Linear(make, (embed, sizes.values), ("embed", "heads"), bias=bias) for _ in range(2))
+        self.key = Linear(make, (embed, sizes.keys), ("embed", _OF_ALL), bias=bias)
+        self.step = Linear(make, (embed, sizes.num_heads), ("embed", "heads"), bias=bias)
+        channels = ((sizes.values, "heads"), (sizes.keys, _OF_ALL))
+        self.taps, self.key_taps = (make((sizes.width, size), ("taps", axis), "normal") for size, axis in channels)
+        has_bias = sizes.has_conv_bias
+        self.bias, self.key_bias = (
+            nnx.data(make((size,), (axis,), "zeros") if has_bias else None) for size, axis in channels
+        )
+        self.rate, self.step_bias, self.skip = (
+            make((sizes.num_heads,), ("heads",), init) for init in ("zeros", "ones", "ones")
+        )  # `rate` has logarithms
+        self.norm = make((sizes.values,), ("heads",), "ones")
+        self.out = Linear(make, (sizes.values, embed), ("heads", "embed"), bias=bias, std=out_std)
+
+    @property
+    def linear_layers(self) -> list[Linear]:
+        """The linear layers."""
+        return [self.gate, self.value, self.key, self.step, self.out]
+
+    def project(
+        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
+    ) -> MambaInputs:
+        """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
+        sizes = self.sizes
+        gate, value, key, step = project(x, self.linear_layers[:-1])
+        rate, step_bias, skip = (each[...].astype(jnp.float32) for each in (self.rate, self.step_bias, self.skip))
+        step = jnp.clip(jax.nn.softplus(step + step_bias), *sizes.step_limits)
+        biases = [
+            jnp.zeros(size) if bias is None else bias[...].astype(jnp.float32)
+            for bias, size in ((self.bias, sizes.values), (self.key_bias, sizes.keys))
+        ]
+        group = jnp.arange(sizes.num_heads) // (sizes.num_heads // sizes.num_groups)
+        taps = self.taps[...], self.key_taps[...]
+        return (value, key, *taps, *biases, step, jnp.exp(rate), skip, group), gate
+
+    def mix[Cache](
+        self, inputs: MambaInputs, layer: Index, mixing: Mixing[Cache], cache: Cache
+    ) -> tuple[LinearResults, Cache]:
+        """Convolve and run the recurrence."""
+        arrays, gate = inputs
+        heads, cache = mixing.advance(layer, "mamba", arrays, cache)
+        return LinearResults(heads, gate), cache
+
+    def merge(
+        self, out: LinearResults, keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None
+    ) -> Float[Array, "B E"]:
+        """Weight, normalise each group and project back, every token or those in `keep`."""
+        heads, gate = out if keep is None else (out.heads[keep], out.gate[keep])
+        x = (heads.reshape(gate.shape) * jax.nn.silu(gate)).reshape(gate.shape[0], self.sizes.num_groups, -1)
+        x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.eps)
+        return self.out(x.reshape(gate.shape) * self.norm[...].astype(jnp.float32))

@@ -1,0 +1,66 @@
+"""Small models with latent attention, as `hybrids.py` has those with states: sizes, and the shapes of their tensors."""
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+
+def config(family: str, number: int) -> dict[str, Any]:
+    """The part of a config.json that is this family's."""
+    draw = Random(f"{family} {number}")
+    heads = draw.choice((2, 4))
+    config: dict[str, Any] = {
+        "hidden_size": draw.choice((16, 24)),
+        "intermediate_size": draw.choice((20, 32)),
+        "num_hidden_layers": draw.choice((2, 3)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "kv_lora_rank": draw.choice((8, 12)),
+        "q_lora_rank": None if number % 3 == 1 else 10,
+        "qk_nope_head_dim": draw.choice((6, 8)),
+        "qk_rope_head_dim": draw.choice((4, 8)),
+        "v_head_dim": draw.choice((6, 10)),
+        "rope_interleave": number != 1,
+        "attention_bias": draw.random() < 0.5,
+        "tie_word_embeddings": draw.random() < 0.5,
+        "rms_norm_eps": draw.choice((1e-6, 1e-3)),
+        "rope_parameters": {"rope_type": "default", "rope_theta": draw.choice((50.0, 1e4))},
+    }
+    if number % 2 == 0:
+        sizes = {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": draw.choice((0.7, 1.0))}
+        scaling = {"rope_type": "yarn", "mscale_all_dim": draw.choice((0.7, 1.0)), **sizes}
+        config["rope_parameters"] |= scaling
+    return config
+
+
+def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a layer."""
+    embed, heads, bias = config["hidden_size"], config["num_attention_heads"], config["attention_bias"]
+    rank, inner, rotated = config["kv_lora_rank"], config["q_lora_rank"], config["qk_rope_head_dim"]
+    plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    sizes = {
+        "kv_a_proj_with_mqa": (rank + rotated, embed),
+        "kv_b_proj": (heads * (plain + value), rank),
+        "o_proj": (embed, heads * value),
+        "q_proj" if inner is None else "q_b_proj": (heads * (plain + rotated), inner or embed),
+    }
+    if inner is not None:
+        sizes["q_a_proj"] = (inner, embed)
+    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{key}.weight": shape for key, shape in sizes.items()}
+    if bias:
+        biased = ("kv_a_proj_with_mqa", "o_proj", "q_a_proj")
+        shapes |= {f"self_attn.{key}.bias": shape[:1] for key, shape in sizes.items() if key in biased}
+    if inner is not None:
+        shapes["self_attn.q_a_layernorm.weight"] = (inner,)
+    shapes |= {
+        "self_attn.kv_a_layernorm.weight": (rank,),
+        "input_layernorm.weight": (embed,),
+        "post_attention_layernorm.weight": (embed,),
+    }
+    return shapes | mlp_shapes("mlp", embed, config["intermediate_size"])
+
+
+def mlp_shapes(name: str, embed: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a gated MLP."""
+    sizes = {"gate_proj": (inner, embed), "up_proj": (inner, embed), "down_proj": (embed, inner)}
+    return {f"{name}.{key}.weight": shape for key, shape in sizes.items()}
