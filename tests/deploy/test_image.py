@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 
+from orca_jax.bundled import chosen_model
 from orca_jax.serve.access import OPEN_PATHS
 from orca_jax.serve.args import parse_args
 from orca_jax.server_config import ServerConfig
@@ -100,7 +101,7 @@ def test_the_entry_point_is_the_command(target: str) -> None:
     program, flags = json.loads(entry), json.loads(command)
     assert program[:2] == ["orca-jax", "serve"] and "orca-jax" in PROJECT["project"]["scripts"]
     config = parse_args([*program[2:], *flags])
-    assert (config.host, config.engine.model) == ("0.0.0.0", "demo")
+    assert (config.host, config.engine.model, flags) == ("0.0.0.0", chosen_model()[0], ["--model=auto"])
     assert settings["EXPOSE"] == [str(config.port)]
 
 

@@ -25,7 +25,7 @@ case "$*" in
 *) exec {bin}/python3 "$@" ;;
 esac
 """
-SERVER = ".venv/bin/orca-jax serve --model demo"
+SERVER = ".venv/bin/orca-jax serve --model demo --served-model-name demo smollm2"
 
 
 @pytest.fixture(scope="module")

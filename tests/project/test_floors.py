@@ -26,7 +26,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "gguf_file": FACTS,
     "hub": FACTS | {"console", "progress"},
     "bundled": FACTS | {"hub"},
-    "flags": FACTS | {"server_config"},
+    "flags": FACTS | {"bundled", "server_config"},
     "logs": FACTS | {"server_config"},
     "cache_files": frozenset(),
     "console": frozenset(),

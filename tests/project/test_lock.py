@@ -10,7 +10,7 @@ from scripts.lock import EXTRAS, fits, lines_of, needs
 from tests.project.source import ROOT
 
 LOCKS = ("run", *EXTRAS)
-FILES = (*(f"requirements/{name}.txt" for name in LOCKS), "tests/aot/requirements.txt")
+FILES = (*(f"requirements/{name}.txt" for name in (*LOCKS, "smollm2")), "tests/aot/requirements.txt")
 ENTRY = re.compile(r"(?P<name>[\w.-]+)==(?P<version>[\w.+]+)(?: ; [^\\]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+")
 
 

