@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.scheduler import build_scheduling
 from orca_jax.assembly.support import check_settings
-from orca_jax.bench.feed import advance, feed, sleep_until
+from orca_jax.bench.feed import advance, feed, in_order, sleep_until
 from orca_jax.config import EngineConfig, ModelConfig, OrderingName
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError, reason_of
@@ -157,7 +157,7 @@ def _serve(
         params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
         engine.add(str(n), answers.prompts[n], params)
 
-    for updates in feed(engine, [start + due for due in arrivals], add, clock, wait_until, await_until):
+    for updates in feed(engine, in_order([start + due for due in arrivals]), add, clock, wait_until, await_until):
         for update in updates:
             lengths[update.request_id] += len(update.new_ids)
             if update.finish_reason is not None:

@@ -7,15 +7,18 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from lab.paper.gpt import MODELS, Efficiency
 from lab.paper.runs import paper_lengths, poisson
 from orca_jax.assembly.choices import ORDERINGS
-from orca_jax.bench.feed import advance, feed
+from orca_jax.bench.feed import advance, feed, in_order
 from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
 from orca_jax.plan.accelerators import ACCELERATORS
+from orca_jax.policy import API, RequestView
+from orca_jax.policy.ordered import Ordered
+from orca_jax.policy.scheduler import PolicyScheduler
 from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table
 from orca_jax.request import SamplingParams, Urgency
@@ -34,12 +37,30 @@ EFFICIENCY = Efficiency(memory=0.49, compute=0.40)
 RATE = 5.0
 """Requests per second: three fourths of the saturation, as for most servers."""
 GOAL_US = 8.0
-"""Microseconds of the processor for each request and iteration that no pair should exceed."""
+"""Microseconds of the processor for each request and iteration that no pair should exceed; a policy takes 12."""
 TENANTS = 4  # for the ordering by fair shares; every fourth request has a deadline, every second another priority
 
 
 def _chunked(ordering: str, depth: int = 1) -> KnownScheduler:
     return ChunkedScheduler(MAX_BS, TOKEN_BUDGET, ORDERINGS[ordering](), depth=depth)
+
+
+class Arrivals:
+    """The order of arrival, as a class from outside."""
+
+    api: ClassVar[int] = API
+    preempts: ClassVar[bool] = False
+    is_static: ClassVar[bool] = True
+
+    def key(self, job: RequestView, now: float) -> tuple[float, ...]:
+        """The same for all."""
+        return ()
+
+
+def _policy() -> KnownScheduler:
+    """`chunked` with the order of arrival, on the protocol for policies."""
+    policy = Ordered(Arrivals())
+    return PolicyScheduler(policy, "arrivals", max_bs=MAX_BS, token_budget=TOKEN_BUDGET, num_rows=MAX_BS, depth=2)
 
 
 PAIRS: Mapping[str, tuple[float, Callable[[], KnownScheduler]]] = {
@@ -49,6 +70,7 @@ PAIRS: Mapping[str, tuple[float, Callable[[], KnownScheduler]]] = {
     **{f"chunked, {ordering}": (RATE, partial(_chunked, ordering)) for ordering in ORDERINGS},
     "chunked, fcfs, overlapped": (RATE, partial(_chunked, "fcfs", 2)),
     "chunked, shortest, overlapped": (RATE, partial(_chunked, "shortest", 2)),
+    "policy of an order, overlapped": (RATE, _policy),
 }
 """By name: requests per second, somewhat below the saturation, and the scheduler."""
 
@@ -103,7 +125,7 @@ def measure(rate: float, scheduler: KnownScheduler, num_requests: int) -> dict[s
         engine.add(str(index), prompt[:num_prompt], params, urgency=urgency)
 
     start = time.process_time()
-    for _ in feed(engine, arrivals, add, clock, partial(advance, clock), executor.wait_until):
+    for _ in feed(engine, in_order(arrivals), add, clock, partial(advance, clock), executor.wait_until):
         pass
     seconds = time.process_time() - start
     members = engine.stats.scheduled_requests

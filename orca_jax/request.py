@@ -63,7 +63,10 @@ RANGES: Mapping[str, Range] = {
     "logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
     "prompt_logprobs": Range(0, MAX_LOGPROBS, is_integer=True),
     "priority": Range(-MAX_PRIORITY, MAX_PRIORITY, is_integer=True),
-    "deadline": Range(0, math.inf, excludes_low=True, wording="a number of seconds above 0"),
+    **dict.fromkeys(
+        ("deadline", "ttft", "tpot"), Range(0, math.inf, excludes_low=True, wording="a number of seconds above 0")
+    ),
+    "weight": Range(0, 1000, excludes_low=True),
 }
 TOKEN_ID = Range(0, 2**31 - 1, is_integer=True, wording="token ids")  # for each element of a list of ids
 
@@ -348,7 +351,7 @@ class LoRARequest(_NamesChecked):
 
 @dataclass(frozen=True, slots=True)
 class Urgency(_NamesChecked):
-    """Inputs of a scheduler's ordering. Each ordering uses one of them, and `fcfs` none.
+    """Inputs of schedulers. Each ordering uses one of the first three, and `fcfs` none; policies may read all.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
@@ -357,11 +360,17 @@ class Urgency(_NamesChecked):
     priority: int = 0  # lower values run earlier
     tenant: str = ""  # for fair sharing of the engine; the empty string is a tenant too
     deadline: float | None = None  # seconds after arrival; None: no deadline
+    program: str = ""  # the requests of one agent or conversation have the same one; empty: alone
+    weight: float = 1.0  # share of the engine, relative to others
+    ttft: float | None = None  # wanted seconds to the first token
+    tpot: float | None = None  # wanted seconds between two tokens
 
     def __post_init__(self) -> None:
-        _check("priority", self.priority)
-        if self.deadline is not None:
-            _check("deadline", self.deadline)
+        for name in ("priority", "weight"):
+            _check(name, getattr(self, name))
+        for name in ("deadline", "ttft", "tpot"):
+            if (value := getattr(self, name)) is not None:
+                _check(name, value)
 
 
 DEFAULT_URGENCY = Urgency()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from orca_jax.bench.feed import feed
+from orca_jax.bench.feed import feed, in_order
 from orca_jax.engine import Engine
 from orca_jax.reporting import percentile
 from orca_jax.request import SamplingParams
@@ -117,7 +117,7 @@ def serve(
         engine.add(str(index), prompts[index], params)
 
     num_warm = int(WARM_UP * len(requests))
-    for updates in feed(engine, arrivals, add, clock, drive.wait_until, drive.await_until):
+    for updates in feed(engine, in_order(arrivals), add, clock, drive.wait_until, drive.await_until):
         now = clock()
         for update in updates:
             assert update.error is None, update.error

@@ -13,7 +13,7 @@ from orca_jax.assembly.described import Described, describe
 from orca_jax.assembly.devices import ONE_HOST, Host
 from orca_jax.assembly.products import product_library
 from orca_jax.assembly.resolve import cache_directory, dtype_of, explain, resolve
-from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, speculating
+from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, seconds_of, speculating
 from orca_jax.assembly.self_test import Outcome, try_kernels
 from orca_jax.assembly.support import Facts, check_settings, check_support, refusal
 from orca_jax.assembly.toy import build_toy
@@ -101,7 +101,7 @@ class _EngineBuild:
         )
         executor, launches = host.lead(local), local.launch_seconds
         budget = choices.budget.tokens(placed.platform, launches)
-        plain = build_scheduler(choices.batches, resolved.cache.num_blocks, budget)
+        plain = build_scheduler(choices.batches, resolved.cache.num_blocks, budget, seconds_of(launches))
         scheduler = speculating(choices.drafts, plain, budget, launches, proposer)
         header = timeline_header(config, resolved.cache, max_model_len, budget, resolved.buckets)
         engine = join_parts(executor, scheduler, pool, header, local.adapters)

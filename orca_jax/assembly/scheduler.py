@@ -14,13 +14,14 @@ from orca_jax.policy.kinds import predictor_kind
 from orca_jax.sched.adapters import AdapterSlots
 from orca_jax.sched.blocks import count_of, most_slots
 from orca_jax.sched.chunked import ChunkedScheduler
+from orca_jax.sched.drafts.gain import IterationTimes
 from orca_jax.sched.drafts.ngram import NgramProposer
 from orca_jax.sched.drafts.proposer import Proposer
 from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import Predictor, Scored
-from orca_jax.sched.scheduler import KnownScheduler, Scheduler, SchedulerSettings
+from orca_jax.sched.scheduler import KnownScheduler, MeasuredSeconds, Scheduler, SchedulerSettings, unknown_seconds
 
 WATERMARK = 0.01  # share of all pages to keep free when a request is admitted beside others, as in vLLM
 
@@ -34,14 +35,17 @@ def build_scheduling(
     cache: CacheConfig,
     budget: int,
     predictor: Predictor | None = None,
+    seconds: MeasuredSeconds = unknown_seconds,
 ) -> tuple[KnownScheduler, RequestPool]:
-    """A scheduler and its pool. `budget` is the largest launch in tokens; `predictor` replaces the one of the settings.
+    """A scheduler and its pool.
+
+    `budget` is the largest launch in tokens; `predictor` replaces the one of the settings; `seconds` is for policies.
 
     Raises:
         ConfigError: a setting is wrong; `param` names it.
     """
     check_budget(choices.budget, budget)
-    scheduler = build_scheduler(choices.batches, cache.num_blocks, budget)
+    scheduler = build_scheduler(choices.batches, cache.num_blocks, budget, seconds)
     predictor = predictor or _predictor(choices.requests.predictor, model.vocab_size)
     requests, traits, n_slots = choices.requests, choices.traits, choices.requests.n_slots
     if traits.has_reservations and n_slots is None:
@@ -86,7 +90,9 @@ def _predictor(name: str, vocab_size: int) -> Predictor:
     return Scored(scorer)
 
 
-def build_scheduler(batches: Batches, num_blocks: Sequence[int], budget: int) -> KnownScheduler:
+def build_scheduler(
+    batches: Batches, num_blocks: Sequence[int], budget: int, seconds: MeasuredSeconds = unknown_seconds
+) -> KnownScheduler:
     """The scheduler alone. `num_blocks` are those of each pool, and `budget` is the largest launch in tokens."""
     settings = SchedulerSettings(
         max_bs=batches.max_bs,
@@ -97,8 +103,17 @@ def build_scheduler(batches: Batches, num_blocks: Sequence[int], budget: int) ->
         watermark=count_of([int(WATERMARK * number) for number in num_blocks]),
         num_stages=batches.num_stages,
         num_rows=batches.num_rows,
+        seconds=seconds,
     )
     return batches.kind.from_settings(settings)
+
+
+def seconds_of(launches: Mapping[int, float]) -> MeasuredSeconds:
+    """Expected seconds of an iteration by its tokens alone, from the seconds of a launch of each bucket."""
+    if not launches:
+        return unknown_seconds
+    times = IterationTimes(launches)
+    return lambda members: times.of(sum([size for _, size, _ in members]), waits=False)
 
 
 def speculating(

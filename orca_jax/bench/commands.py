@@ -12,7 +12,7 @@ from orca_jax.console import lasting_output
 from orca_jax.errors import OrcaError, system_message
 from orca_jax.flags import FlagParser
 
-OUTPUTS = ("plot", "save", "write_trace")  # flags with a file for the results, written at the end
+OUTPUTS = ("plot", "save", "write_trace", "csv", "timeline")  # flags with a file for the results, written at the end
 
 
 class Command(NamedTuple):
@@ -39,7 +39,7 @@ def command_parser(parser: FlagParser, table: Mapping[str, Command], names: Coll
         description = command.help.capitalize() if command.flags else flags.__doc__
         chosen = commands.add_parser(name, help=command.help, description=description)
         flags.add_args(chosen)
-        chosen.set_defaults(run=partial(_run, command.module), folders=command.folders)
+        chosen.set_defaults(run=partial(run_module, command.module), folders=command.folders)
     return parser
 
 
@@ -56,7 +56,8 @@ def run_command(make_parser: Callable[[Collection[str]], FlagParser], argv: Sequ
     return 1 if output.is_lost and status == 0 else status
 
 
-def _run(module: str, args: Namespace) -> int:
+def run_module(module: str, args: Namespace) -> int:
+    """Import a module, and run its `run`; return the exit status."""
     return importlib.import_module(module).run(args) or 0
 
 

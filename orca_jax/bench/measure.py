@@ -9,10 +9,10 @@ from itertools import pairwise
 
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.choices import choices_of
-from orca_jax.assembly.scheduler import build_scheduling, speculating
+from orca_jax.assembly.scheduler import build_scheduling, seconds_of, speculating
 from orca_jax.assembly.support import check_settings
 from orca_jax.assembly.toy import TOY_BUDGET
-from orca_jax.bench.feed import feed, sleep_until
+from orca_jax.bench.feed import feed, in_order, sleep_until
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.config import CacheConfig, EngineConfig
 from orca_jax.engine import Engine, totals
@@ -51,7 +51,8 @@ def run_workload(engine: Engine, workload: Sequence[WorkloadRequest], *, tempera
         params = SamplingParams(max_tokens=request.num_output, temperature=temperature, seed=index, ignore_eos=True)
         engine.add(names[index], request.prompt_ids, params)
 
-    for updates in feed(engine, [start + request.arrival for request in workload], add, time.monotonic, sleep_until):
+    coming = in_order([start + request.arrival for request in workload])
+    for updates in feed(engine, coming, add, time.monotonic, sleep_until):
         now = time.monotonic()
         for update in updates:
             times.setdefault(update.request_id, []).extend([now] * len(update.new_ids))
@@ -131,7 +132,9 @@ def reschedule(built: Built, config: EngineConfig) -> None:
         message = f"max_num_batched_tokens {budget} is more than the largest launch, {largest}"
         raise ConfigError(message, param="max_num_batched_tokens")
     choices = check_settings(config)
-    plain, pool = build_scheduling(choices, built.model_config, built.max_model_len, cache, budget)
+    plain, pool = build_scheduling(
+        choices, built.model_config, built.max_model_len, cache, budget, None, seconds_of(launches)
+    )
     scheduler = speculating(choices.drafts, plain, budget, launches, built.proposer)
     built.engine.reschedule(scheduler, pool, config.check_in_interval)
 

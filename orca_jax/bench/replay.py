@@ -11,37 +11,30 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, ClassVar, Protocol, get_type_hints
-
-import msgspec
+from typing import Any, ClassVar, Protocol
 
 from orca_jax.assembly.choices import PREDICTORS, choices_of
-from orca_jax.assembly.scheduler import build_scheduling, speculating
 from orca_jax.assembly.support import adapted, check_settings
-from orca_jax.bench.feed import advance, feed
+from orca_jax.bench.virtual import FIRST_ID, SimulatedRequest, VirtualDevice, run_virtually
 from orca_jax.config import EngineConfig
-from orca_jax.engine import Engine
 from orca_jax.errors import ConfigError
-from orca_jax.flags import help_of, options_for
+from orca_jax.flags import add_setting_args
 from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table, print_warning
-from orca_jax.request import SamplingParams, Urgency
+from orca_jax.request import Urgency
 from orca_jax.sched.drafts.proposer import Chance, Wish
 from orca_jax.sched.predict import Oracle, Predictor
 from orca_jax.sched.request import Request
-from orca_jax.sim.cost import IterationCost, WorkCounts
-from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
-from orca_jax.sim.toy import TOY_MODEL
+from orca_jax.sim.cost import IterationCost
+from orca_jax.sim.executor import OTHER_ID
 from orca_jax.timeline.fit import fit_cost
 from orca_jax.timeline.flags import add_file_args
 from orca_jax.timeline.read import Timeline, figures, load_timeline, parse_timeline, proposals, shown_figures
 from orca_jax.timeline.views import write_views
-from orca_jax.timeline.writer import Arrival, TimelineHeader, TimelineWriter
+from orca_jax.timeline.writer import Arrival, TimelineHeader
 
 ORACLE = "oracle"
 """A length predictor of replays only."""
-_FIRST_ID = OTHER_ID + 1  # of prompt tokens
 
 
 _FLAGS = (
@@ -89,10 +82,7 @@ class SimProposer:
 def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the files, and of the settings that a replay can change."""
     add_file_args(parser)
-    hints = get_type_hints(EngineConfig)
-    for name in _FLAGS:
-        flag, options = f"--{name.replace('_', '-')}", options_for(hints[name], name)
-        parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=help_of(name), **options)
+    add_setting_args(parser, _FLAGS)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -146,27 +136,26 @@ def replay(timeline: Timeline, config: EngineConfig, cost: ReplaceableCost) -> T
     ]
     if not arrivals:
         raise ConfigError("no request of the timeline has a token, so there is nothing to replay", param="trace")
-    prompts = _prompts(timeline, arrivals)
-    model = replace(TOY_MODEL, vocab_size=max(max(prompt) for prompt in prompts) + 1, eos_token_ids=(END_ID,))
-    lengths = {str(each.n): timeline.ends[each.n].generated for each in arrivals}
-    parts: list[bytes] = []
-    # Requests that arrived before the first recorded iteration are added before anything runs.
-    clock = VirtualClock(max(arrivals[0].at, timeline.iterations[0].selected))
-    head = _head(timeline, config)
-    writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
-    cost, acceptance = replace(cost, buckets=head.buckets), _acceptance(timeline, config)
-    executor = SimExecutor(cost, clock, lengths, acceptance=acceptance, groups=head.cache.groups)
-    choices, predictor = check_settings(head.config), _predictor(timeline, config, arrivals, lengths)
-    scheduler, pool = build_scheduling(choices, model, head.max_model_len, head.cache, head.budget, predictor)
-    speculative = config.speculative_config
-    proposer = None if speculative is None else SimProposer(speculative.num_speculative_tokens, acceptance)
-    launches = {size: sum(cost.stages(WorkCounts(increments=size, draws=size), 1)) for size in cost.buckets}
-    speculated = speculating(choices.drafts, scheduler, head.budget, launches, proposer, clock)
-    interval = head.config.check_in_interval
-    engine = Engine(executor, speculated, pool, clock=clock, observer=writer, check_in_interval=interval)
-    _drive(engine, executor, clock, arrivals, prompts)
-    writer.flush()
-    return parse_timeline(b"".join(parts))
+    requests = [
+        SimulatedRequest(
+            each.at,
+            prompt,
+            timeline.ends[each.n].generated,
+            each.max_tokens,
+            Urgency(each.priority, str(each.tenant or ""), each.deadline),
+        )
+        for each, prompt in zip(arrivals, _prompts(timeline, arrivals), strict=True)
+    ]
+    head, acceptance, speculative = _head(timeline, config), _acceptance(timeline, config), config.speculative_config
+    device = VirtualDevice(
+        replace(cost, buckets=head.buckets),
+        _predictor(timeline, config, arrivals),
+        None if speculative is None else SimProposer(speculative.num_speculative_tokens, acceptance),
+        acceptance,
+        # Requests that arrived before the first recorded iteration are added before anything runs.
+        start=max(arrivals[0].at, timeline.iterations[0].selected),
+    )
+    return parse_timeline(run_virtually(requests, head, check_settings(head.config), device))
 
 
 def _head(timeline: Timeline, config: EngineConfig) -> TimelineHeader:
@@ -204,38 +193,14 @@ def _acceptance(timeline: Timeline, config: EngineConfig) -> float:
     return accepted / tested
 
 
-def _predictor(
-    timeline: Timeline, config: EngineConfig, arrivals: Sequence[Arrival], lengths: Mapping[str, int]
-) -> Predictor | None:
+def _predictor(timeline: Timeline, config: EngineConfig, arrivals: Sequence[Arrival]) -> Predictor | None:
     """Return a predictor with recorded values, or None if `config` is enough to build one."""
     name = config.length_predictor
     if name == ORACLE:
-        return Oracle(lengths)
+        return Oracle({str(index): timeline.ends[each.n].generated for index, each in enumerate(arrivals)})
     if name is None or name in PREDICTORS or name != timeline.head.config.length_predictor:
         return None
-    return Oracle({str(each.n): each.predicted for each in arrivals}, name)
-
-
-def _drive(
-    engine: Engine,
-    executor: SimExecutor,
-    clock: VirtualClock,
-    arrivals: Sequence[Arrival],
-    prompts: Sequence[Sequence[int]],
-) -> None:
-    """Run all requests to their ends."""
-
-    def add(index: int) -> None:
-        arrival, now = arrivals[index], clock.now
-        clock.now = arrival.at  # it came during the iteration that has just ended, and has been waiting since then
-        params = SamplingParams(max_tokens=arrival.max_tokens, temperature=0)
-        urgency = Urgency(arrival.priority, str(arrival.tenant or ""), arrival.deadline)
-        engine.add(str(arrival.n), prompts[index], params, urgency=urgency)
-        clock.now = now
-
-    times = [arrival.at for arrival in arrivals]
-    for _ in feed(engine, times, add, clock, partial(advance, clock), executor.wait_until):
-        pass
+    return Oracle({str(index): each.predicted for index, each in enumerate(arrivals)}, name)
 
 
 def _prompts(timeline: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]:
@@ -246,10 +211,10 @@ def _prompts(timeline: Timeline, arrivals: Sequence[Arrival]) -> list[list[int]]
     for arrival in arrivals:
         prompt: list[int] = []
         for page in timeline.ends[arrival.n].pages:
-            number = numbers.setdefault(page, _FIRST_ID + len(numbers))
+            number = numbers.setdefault(page, FIRST_ID + len(numbers))
             prompt += [number] * min(size, arrival.prompt - len(prompt))
         prompts.append(prompt)
-    first = _FIRST_ID + len(numbers)
+    first = FIRST_ID + len(numbers)
     return [
         prompt + [first + index] * (arrival.prompt - len(prompt))
         for index, (arrival, prompt) in enumerate(zip(arrivals, prompts, strict=True))

@@ -46,6 +46,10 @@ GROUPS = {
         "bench": Subcommand("orca_jax.bench.__main__", "measure the engine and the server"),
         "timeline": Subcommand("orca_jax.timeline.__main__", "show a file of --trace-file"),
     },
+    "Write a scheduler": {
+        "check-policy": Subcommand("orca_jax.simulate.check_policy", "test a scheduler of your own on small cases"),
+        "simulate": Subcommand("orca_jax.simulate.__main__", "serve requests under schedulers in virtual time"),
+    },
 }
 SUBCOMMANDS = {name: found for group in GROUPS.values() for name, found in group.items()}
 _HELP = ("-h", "--help")

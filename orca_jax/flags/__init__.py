@@ -4,9 +4,9 @@ from orca_jax.flags.engine import (
     add_engine_args,
     add_field_args,
     add_model_word,
+    add_setting_args,
     engine_config_from_args,
     human_int,
-    options_for,
 )
 from orca_jax.flags.parser import FlagParser
 from orca_jax.flags.program import COMMAND, DEBUG, EXIT_USAGE, flag_message, flag_of, program, run_program
@@ -21,12 +21,12 @@ __all__ = [
     "add_engine_args",
     "add_field_args",
     "add_model_word",
+    "add_setting_args",
     "engine_config_from_args",
     "flag_message",
     "flag_of",
     "help_of",
     "human_int",
-    "options_for",
     "program",
     "run_program",
 ]

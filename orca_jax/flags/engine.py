@@ -99,6 +99,14 @@ def add_field_args(parser: argparse.ArgumentParser, kind: type, fields: Iterable
         groups[group](flag_of(field.name), default=field.default, help=text.replace("%", "%%") + shown, **options)
 
 
+def add_setting_args(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add flags of the engine without defaults: a setting that is not given is no attribute."""
+    hints = get_type_hints(EngineConfig)
+    for name in names:
+        options = options_for(hints[name], name)
+        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help=help_of(name), **options)
+
+
 def options_for(hint: Any, name: str) -> dict[str, Any]:
     """Return argparse's options for the field `name` of a type.
 

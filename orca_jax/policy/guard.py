@@ -52,7 +52,7 @@ class Guard:
         if not decision.run and decision.wake_after is None and not any(request.in_flight for request in pool):
             job = next((job for job in (*view.residents, *view.waiting) if job.num_left), None)
             if job is not None:
-                self._count("the decision is empty, and nothing is in flight")
+                self._count(f"the decision is empty, nothing is in flight, and {job!r} could run")
                 return _with_job(job, decision, view, table)
         return decision
 

@@ -1,6 +1,6 @@
 """`RequestView` and `PolicyView` over the engine's own requests."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from orca_jax.policy.protocol import RequestView
 from orca_jax.sched.pool import RequestPool
@@ -9,14 +9,13 @@ from orca_jax.sched.request import Request, State
 
 _SPARE = 64  # jobs that ended while they waited, before they are removed
 
-type MeasuredSeconds = Callable[[Sequence[tuple[int, int, bool]]], float]
-"""Expected seconds of an iteration, given (first position, tokens, is an increment) of each member."""
-
 
 class PolicyRequest:
     """A `policy.RequestView` over a request."""
 
-    __slots__ = ("_table", "admitted_with", "hit", "last_token", "num_evictions", "predicted_at", "request", "seen")
+    __slots__ = (
+        "_table", "admitted_with", "hit", "last_token", "left", "num_evictions", "predicted_at", "request", "seen",
+    )  # fmt: skip
 
     def __init__(self, request: Request, table: "JobTable | None" = None) -> None:
         self.request = request
@@ -27,6 +26,7 @@ class PolicyRequest:
         self.last_token: float | None = None
         self.predicted_at = 0  # generated tokens at the last prediction
         self.hit: tuple[int, Hit] = (-1, NO_HIT)  # the number of the selection that it was found in
+        self.left = (-1, 0)  # the number of the selection, and the tokens that may be processed in it
 
     def __repr__(self) -> str:
         return f"job {self.index}"
@@ -61,7 +61,14 @@ class PolicyRequest:
 
     @property
     def num_left(self) -> int:
-        return self.request.num_left if self._table is None else self._table.num_left(self)
+        table = self._table
+        if table is None:
+            return self.request.num_left
+        number, left = self.left
+        if number != table.number:
+            left = table.num_left(self)
+            self.left = table.number, left
+        return left
 
     @property
     def num_cached(self) -> int:
@@ -86,6 +93,22 @@ class PolicyRequest:
     @property
     def deadline(self) -> float | None:
         return self.request.urgency.deadline
+
+    @property
+    def program(self) -> str:
+        return self.request.urgency.program
+
+    @property
+    def weight(self) -> float:
+        return self.request.urgency.weight
+
+    @property
+    def ttft(self) -> float | None:
+        return self.request.urgency.ttft
+
+    @property
+    def tpot(self) -> float | None:
+        return self.request.urgency.tpot
 
     @property
     def first_token(self) -> float | None:
@@ -154,6 +177,7 @@ class JobTable:
         hit = self.hit_of(job)
         if hit.sources:
             job.hit = self.number, hit.without_copy(page_size)
+            job.left = (-1, 0)
 
     def num_left(self, job: PolicyRequest) -> int:
         """Tokens that may be processed in this selection."""

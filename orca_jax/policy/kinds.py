@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from orca_jax.checks import first_line, is_class_name, load_class
 from orca_jax.errors import ConfigError
@@ -25,9 +25,9 @@ def label_of(name: str | None, setting: str) -> str | None:
     if name is None or not is_class_name(name):
         return name
     kind = load_class(name, setting)
-    file = sys.modules[kind.__module__].__file__
+    file = getattr(sys.modules[kind.__module__], "__file__", None)  # a notebook has none
     digest = sha256(Path(file).read_bytes()).hexdigest() if file else "unknown"
-    return f"{kind.__qualname__} (sha256 {digest})"
+    return f"{kind.__qualname__} (sha256:{digest})"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ class PolicyKind:
     options: Mapping[str, Any] = field(default_factory=dict)
     is_order: bool = False
 
-    traits: ClassVar[Traits] = PolicyScheduler.traits
+    @property
+    def traits(self) -> Traits:
+        """Those of the scheduler; an order comes with an ordering."""
+        return PolicyScheduler.traits._replace(has_orderings=self.is_order)
 
     @property
     def name(self) -> str:

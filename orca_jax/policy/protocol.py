@@ -31,6 +31,10 @@ class RequestView(Protocol):
         priority: of the caller; lower values are more urgent.
         tenant: of the caller; "" without one.
         deadline: seconds after `arrival`, as the caller wishes.
+        program: name of the agent or conversation that the request is part of; "" without one.
+        weight: share of the engine that the caller wishes, relative to others.
+        ttft: seconds to the first token, as the caller wishes.
+        tpot: seconds between two tokens, as the caller wishes.
         first_token: time of the first token's delivery; None: there is none yet.
         last_token: time of the newest token's delivery.
     """
@@ -65,6 +69,14 @@ class RequestView(Protocol):
     def tenant(self) -> str: ...
     @property
     def deadline(self) -> float | None: ...
+    @property
+    def program(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def ttft(self) -> float | None: ...
+    @property
+    def tpot(self) -> float | None: ...
     @property
     def first_token(self) -> float | None: ...
     @property
@@ -148,7 +160,7 @@ class Policy(Protocol):
     Attributes:
         api: the value of `API` for which it is written.
         reads: names of the fields of `RequestView` that it needs from callers or predictors, among `predicted`,
-            `priority`, `tenant` and `deadline`.
+            `priority`, `tenant`, `deadline`, `program`, `weight`, `ttft` and `tpot`.
         may_starve: True if a job may wait for ever while others arrive.
     """
 

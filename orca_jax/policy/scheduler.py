@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from orca_jax.errors import EngineError
 from orca_jax.policy.guard import Guard
-from orca_jax.policy.jobs import JobTable, MeasuredSeconds, PolicyRequest
+from orca_jax.policy.jobs import JobTable, PolicyRequest
 from orca_jax.policy.protocol import Decision, Policy, RequestView
 from orca_jax.sched.blocks import BlockCount, count_of
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, Selection, Traits
+from orca_jax.sched.scheduler import Choice, MeasuredSeconds, Selection, Traits, unknown_seconds
 
 SLOW_SECONDS = 0.01
 """A decision that takes longer is counted as slow, and the first one is logged."""
@@ -50,7 +50,12 @@ class LiveView:
         request, kv = job.request, self._kv
         if request.row is None:
             hit = self._table.hit_of(job)
-            return kv.needed(hit, hit.num_tokens + num_tokens)
+            needed = kv.needed(hit, hit.num_tokens + num_tokens)
+            if hit.sources and needed > self.free_pages:  # the source of the copy would be one too many
+                self.use_whole_pages(job)
+                hit = self._table.hit_of(job)
+                needed = kv.needed(hit, hit.num_tokens + num_tokens)
+            return needed
         lacking = kv.lacking(request.row, request.num_computed + num_tokens)
         return lacking - kv.behind(request.row, request.num_computed) if kv.has_windows else lacking
 
@@ -98,7 +103,7 @@ class PolicyScheduler:
         num_rows: int,
         depth: int = 1,
         num_stages: int = 1,
-        seconds: MeasuredSeconds = lambda work: 0.0,
+        seconds: MeasuredSeconds = unknown_seconds,
     ) -> None:
         self.policy = policy
         self.name = name
@@ -197,25 +202,27 @@ class PolicyScheduler:
         """Refuse a decision that cannot be applied."""
         run, evicted = decision.run, {job.index for job in decision.evict}
         jobs = [job for job, _ in run]
-        for names in ([job.index for job in jobs], [job.index for job in decision.evict]):
-            if len(set(names)) < len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise self._refuse(f"job {twice} is in the decision twice")
+        for each in (jobs, decision.evict):
+            if len(set(each)) < len(each):
+                twice = next(job for job in each if each.count(job) > 1)
+                raise self._refuse(f"{twice!r} is in the decision twice")
         for job in decision.evict:
             if not job.is_resident:
                 raise self._refuse(f"{job!r} is evicted and has no row")
-        newcomers = 0
+        newcomers = draws = 0
         for job, size in run:
-            if job.index in evicted:
+            left = job.num_left
+            if evicted and job.index in evicted:
                 raise self._refuse(f"{job!r} is run and evicted")
-            if not 1 <= size <= job.num_left:
-                raise self._refuse(f"{job!r} runs with {size} tokens, and num_left is {job.num_left}")
+            if not 1 <= size <= left:
+                raise self._refuse(f"{job!r} runs with {size} tokens, and num_left is {left}")
             newcomers += not job.is_resident
+            draws += size == left
         for what, number, most in (
             ("jobs", len(run), view.max_batch),
             ("tokens", sum([size for _, size in run]), view.token_budget),
             ("newcomers", newcomers, view.free_rows + len(evicted)),
-            ("jobs that draw a token", sum([size == job.num_left for job, size in run]), view.max_draws),
+            ("jobs that draw a token", draws, view.max_draws),
         ):
             if number > most:
                 raise self._refuse(f"{number} {what} in one iteration, and the limit is {most}")

@@ -41,6 +41,15 @@ class Selection(NamedTuple):
     wake_after: float | None = None  # seconds until the next selection, if nothing happens before and this one is empty
 
 
+type MeasuredSeconds = Callable[[Sequence[tuple[int, int, bool]]], float]
+"""Expected seconds of an iteration, given (first position, tokens, is an increment) of each member."""
+
+
+def unknown_seconds(work: Sequence[tuple[int, int, bool]]) -> float:
+    """Return 0.0: nothing is measured."""
+    return 0.0
+
+
 class SchedulerSettings(NamedTuple):
     """Settings for every kind of scheduler; each kind reads some of them."""
 
@@ -52,7 +61,7 @@ class SchedulerSettings(NamedTuple):
     watermark: BlockCount
     num_stages: int = 1  # of the pipeline; each has its own iteration
     num_rows: int = 0  # requests with a row; 0: those of the iterations
-    seconds: Callable[[Sequence[tuple[int, int, bool]]], float] = lambda work: 0.0  # expected, of an iteration
+    seconds: MeasuredSeconds = unknown_seconds  # expected, of an iteration
 
 
 class Traits(NamedTuple):

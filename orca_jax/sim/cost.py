@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -93,6 +93,11 @@ class IterationCost(Protocol):
     def stages(self, work: WorkCounts, num_stages: int) -> Sequence[float]:
         """Seconds on each stage of a pipeline."""
         ...
+
+
+def seconds_by(cost: IterationCost) -> Callable[[Sequence[tuple[int, int, bool]]], float]:
+    """Seconds of an iteration on one device, host included, by its members as `work_of` takes them."""
+    return lambda members: cost.host + sum(cost.stages(work_of(members, len(members)).padded(cost.buckets), 1))
 
 
 @dataclass(frozen=True)

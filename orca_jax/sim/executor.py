@@ -26,6 +26,10 @@ class VirtualClock:
     def __call__(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
 
 @dataclass(frozen=True, slots=True)
 class _SimHandle:

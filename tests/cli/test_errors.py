@@ -31,6 +31,9 @@ WRONG_FLAG = {
     "bench ofline": "did you mean offline?",
     "bench burst --num-request 3": "did you mean --num-requests?",
     "timeline x --perfeto y": "did you mean --perfetto?",
+    "simulate chunkd": "did you mean chunked?",
+    "simulate chunked --rates 1": "did you mean --rate?",
+    "check-policy x.py:X --modle y": "did you mean --model?",
     "serve --dtype fp16": "did you mean float16?",
     "serve --port many": "argument --port: 'many' is not an integer such as 4096",
     "batch": "the following arguments are required: -i/--input, -o/--output; ",
@@ -57,6 +60,8 @@ WRONG_PATH = {
     "bench replay {none}": "No such file or directory; check the path",
     f"bench burst {TOY} --plot {{none}}/x.svg": "No such file or directory; check the path",
     "timeline {none}": "No such file or directory; check the path",
+    "simulate chunked --cost {none}": "No such file or directory; check the path",
+    "check-policy {none}.py:X": "is not a file",
     "timeline {folder}": "Is a directory; give a file",
     "timeline {text}": "line 1 is not a line of a timeline",
 }

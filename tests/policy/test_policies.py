@@ -237,7 +237,7 @@ def test_settings_name_a_class_of_a_file(source: Path) -> None:
     kind = choices_of(config).batches.kind
     assert isinstance(kind, PolicyKind) and kind.options == {"quantum": 3}
     label = label_of(config.scheduler, "scheduler")
-    assert label is not None and label.startswith("Mine (sha256 ") and "mine.py" not in label
+    assert label is not None and label.startswith("Mine (sha256:") and "mine.py" not in label
     assert set(OUTSIDE) == {"scheduler", "scheduling_policy", "length_predictor"}
 
 
@@ -261,7 +261,9 @@ def test_a_class_that_does_not_fit_is_refused(
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match=r"must be orca, request_level, chunked or FILE\.py:CLASS, got 'chunk'; did"):
+    with pytest.raises(
+        ConfigError, match=r"must be one of orca, request_level, chunked, or FILE\.py:CLASS, got 'chunk'; did"
+    ):
         choices_of(EngineConfig(model="preset:toy", scheduler="chunk"))
 
 

@@ -88,6 +88,8 @@ FLOORS: dict[str, frozenset[str]] = {
     "bench": FACTS
     | {"console", "flags", "processor", "reporting", "sched", "exec", "sim", "engine", "timeline"}
     | {"assembly", "plan"},
+    "simulate": FACTS
+    | {"bench", "console", "flags", "llm", "policy", "reporting", "sched", "sim", "engine", "timeline", "assembly"},
     "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "assembly"},
     "convert": FACTS | {"bundled", "console", "flags", "progress", "model", "assembly"},
     "async_llm": FACTS | {"server_config", "text", "link", "llm"},

@@ -1,0 +1,139 @@
+"""An engine in virtual time: requests with given lengths arrive at given times, and its timeline is the result."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from heapq import heappush
+from typing import NamedTuple
+
+import msgspec
+
+from orca_jax.assembly.choices import Choices
+from orca_jax.assembly.scheduler import build_scheduling, speculating
+from orca_jax.bench.feed import advance, feed
+from orca_jax.engine import Engine
+from orca_jax.request import DEFAULT_URGENCY, SamplingParams, Urgency
+from orca_jax.sched.drafts.proposer import Proposer
+from orca_jax.sched.predict import Predictor
+from orca_jax.sched.scheduler import Scheduler
+from orca_jax.sim.cost import IterationCost, WorkCounts, seconds_by
+from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock
+from orca_jax.sim.toy import TOY_MODEL
+from orca_jax.timeline.writer import TimelineHeader, TimelineWriter
+
+FIRST_ID = OTHER_ID + 1
+"""The lowest id of prompts."""
+
+
+class SimulatedRequest(NamedTuple):
+    """A request of a simulation.
+
+    Attributes:
+        arrival: seconds since the start, or since the end of the request `after`.
+        prompt: its ids; or their number, and then no two prompts begin alike.
+        num_output: tokens that it generates.
+        max_tokens: the most that it asks for; None: as many as it generates.
+        urgency: what schedulers read.
+        after: index of the request whose end it waits for; None: it waits for none.
+    """
+
+    arrival: float
+    prompt: int | Sequence[int]
+    num_output: int
+    max_tokens: int | None = None
+    urgency: Urgency = DEFAULT_URGENCY
+    after: int | None = None
+
+
+class VirtualDevice(NamedTuple):
+    """What takes the place of model and devices.
+
+    Attributes:
+        cost: seconds of iterations.
+        predictor: of output lengths; None: that of the settings.
+        proposer: of speculation.
+        acceptance: chance of a proposed token to be drawn, if those before it were.
+        start: seconds on the clock before anything arrives.
+        num_stages: devices of a pipeline.
+        wrap: returns a scheduler in place of the one of the settings.
+    """
+
+    cost: IterationCost
+    predictor: Predictor | None = None
+    proposer: Proposer | None = None
+    acceptance: float = 1.0
+    start: float = 0.0
+    num_stages: int = 1
+    wrap: Callable[[Scheduler], Scheduler] = lambda scheduler: scheduler
+
+
+def run_virtually(
+    requests: Sequence[SimulatedRequest], head: TimelineHeader, choices: Choices, device: VirtualDevice
+) -> bytes:
+    """Serve requests, and return the lines of the timeline.
+
+    Its request `n` is the n-th to arrive, with its index as its id.
+
+    Args:
+        requests: in the order of arrival, except for those that wait for others.
+        head: the sizes of memory, budget and requests.
+        choices: the choices of its settings.
+        device: the cost, and parts of the engine that depend on it.
+    """
+    prompts = [_ids(request, index) for index, request in enumerate(requests)]
+    highest = max([max(prompt) for prompt in prompts])
+    model = replace(TOY_MODEL, vocab_size=max(highest, FIRST_ID) + 1, eos_token_ids=(END_ID,))
+    lengths = {str(index): request.num_output for index, request in enumerate(requests)}
+    parts: list[bytes] = []
+    clock, cost = VirtualClock(device.start), device.cost
+    writer = TimelineWriter(head, msgspec.json.Encoder().encode_lines, parts.append, clock)
+    executor = SimExecutor(
+        cost, clock, lengths, num_stages=device.num_stages, acceptance=device.acceptance, groups=head.cache.groups
+    )
+    plain, pool = build_scheduling(
+        choices, model, head.max_model_len, head.cache, head.budget, device.predictor, seconds_by(cost)
+    )
+    launches = {size: sum(cost.stages(WorkCounts(increments=size, draws=size), 1)) for size in cost.buckets}
+    scheduler = device.wrap(speculating(choices.drafts, plain, head.budget, launches, device.proposer, clock))
+    interval = head.config.check_in_interval
+    engine = Engine(
+        executor, scheduler, pool, clock=clock, sleep=clock.sleep, observer=writer, check_in_interval=interval
+    )
+    _drive(engine, executor, clock, requests, prompts)
+    writer.flush()
+    return b"".join(parts)
+
+
+def _drive(
+    engine: Engine,
+    executor: SimExecutor,
+    clock: VirtualClock,
+    requests: Sequence[SimulatedRequest],
+    prompts: Sequence[Sequence[int]],
+) -> None:
+    """Run all requests to their ends."""
+    followers: dict[int, list[int]] = {}
+    for index, request in enumerate(requests):
+        if request.after is not None:
+            followers.setdefault(request.after, []).append(index)
+    coming = [(request.arrival, index) for index, request in enumerate(requests) if request.after is None]
+    due = dict(zip([index for _, index in coming], [when for when, _ in coming], strict=True))
+
+    def add(index: int) -> None:
+        request, now = requests[index], clock.now
+        clock.now = due.pop(index)  # it came during the iteration that has just ended, and has been waiting since then
+        params = SamplingParams(max_tokens=request.max_tokens or request.num_output, temperature=0)
+        engine.add(str(index), prompts[index], params, urgency=request.urgency)
+        clock.now = now
+
+    arrivals = sorted(coming)
+    for updates in feed(engine, arrivals, add, clock, partial(advance, clock), executor.wait_until):
+        for update in updates:
+            if update.finish_reason is not None:
+                for index in followers.get(int(update.request_id), ()):
+                    due[index] = clock.now + requests[index].arrival
+                    heappush(arrivals, (due[index], index))
+
+
+def _ids(request: SimulatedRequest, index: int) -> Sequence[int]:
+    return [FIRST_ID + index] * request.prompt if isinstance(request.prompt, int) else request.prompt
