@@ -92,7 +92,8 @@ class RouterConfig:
     scores: Literal["softmax", "sigmoid"] = "softmax"  # of the router's products
     has_bias: bool = False  # added to the scores for the choice alone
     groups: int = 1  # of experts; only those of the best groups are chosen from
-    used_groups: int = 1  # the best ones, by the sum of their two best scores
+    used_groups: int = 1  # the best ones, by the sum of
+    best_of_group: int = 2  # their best scores
     eps: float = 0.0  # added to the sum by which weights are divided
     scale: float = 1.0  # factor on the weights
 

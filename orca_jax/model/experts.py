@@ -87,7 +87,7 @@ class Experts(nnx.Module):
 def _of_best_groups(choice: Float[Array, "T X"], rules: RouterConfig) -> Float[Array, "T X"]:
     """The scores of the experts in the best groups; those of others are minus infinity."""
     grouped = choice.reshape(choice.shape[0], rules.groups, -1)
-    best = jax.lax.top_k(grouped, 2)[0].sum(axis=2)
+    best = jax.lax.top_k(grouped, rules.best_of_group)[0].sum(axis=2)
     _, used = jax.lax.top_k(best, rules.used_groups)
     is_used = (used[:, :, None] == jnp.arange(rules.groups)).any(axis=1)
     return jnp.where(is_used[:, :, None], grouped, -jnp.inf).reshape(choice.shape)

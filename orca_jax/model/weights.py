@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
@@ -37,6 +38,8 @@ MAX_HEADER_BYTES = 32 * 2**20  # of all files together
 MAX_TENSORS = 500_000  # of a checkpoint; the largest known ones have 150,000
 MAX_FILES = 4_000
 _COMPARED = 2**22  # numbers of a table in memory at once
+
+_LAYER = re.compile(r"(?:.*\.)?layers\.(\d{1,9})\.")
 
 logger = logging.getLogger(__name__)
 
@@ -319,7 +322,9 @@ def _compare(
     if config.tied_embeddings:
         used.update(_head_names(family, config))  # some files repeat the embedding
     for key in sorted(set(files.tensors) - used):
-        if not family.ignored.fullmatch(key):
+        layer = _LAYER.match(key) if family.has_further_layers else None
+        is_further = layer is not None and int(layer[1]) >= config.num_layers
+        if not is_further and not family.ignored.fullmatch(key):
             problems[f"{key}: unexpected"] = None
     return list(problems)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from orca_jax.model.families.base import Family
-from orca_jax.model.families.deepseek import YOUTU
+from orca_jax.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
 from orca_jax.model.families.dense.gpts import BIOGPT, GPT_BIGCODE, GPT_NEO, STARCODER2
 from orca_jax.model.families.dense.llamas import CWM, INTERNLM3, IQUESTCODER, SEED_OSS
 from orca_jax.model.families.dense.pairs import PAIRS
@@ -30,7 +30,7 @@ from orca_jax.model.families.states.qwen_next import QWEN3_NEXT
 _DENSE = (GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3_TEXT, GEMMA3, GPT_NEOX, OPT)
 _NEAR = (GEMMA, VAULTGEMMA, OLMO3, MINISTRAL, SEED_OSS, STARCODER2, GPT_BIGCODE, GPT_NEO, BIOGPT, CWM, INTERNLM3)
 _WITH_EXPERTS = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, FLEX_OLMO, *SIGMOID)
-_WITH_LATENTS = (YOUTU,)
+_WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
 _WITH_STATES = (LFM2, LFM3, MINIMAX, QWEN3_NEXT, BAMBA)
 
 _ALL = (

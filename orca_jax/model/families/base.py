@@ -114,6 +114,7 @@ class Family:
         weights: the tensors of a checkpoint.
         prefixes: prefixes of tensors in published files.
         ignored: matches tensors without weights.
+        has_further_layers: files may have layers behind the last one, which are skipped.
         fixed: keys with one supported value, and its spellings; see `keys.FIXED`.
         aliases: other names of keys.
         harmless: keys without effect on the logits of this family, beside those of `keys.HARMLESS`.
@@ -127,6 +128,7 @@ class Family:
     weights: Callable[[ModelConfig], tuple[Weight, ...]]
     prefixes: tuple[str, ...]
     ignored: re.Pattern[str]
+    has_further_layers: bool = False
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()

@@ -1,13 +1,19 @@
-"""Families with latent attention: Youtu."""
+"""Families with latent attention: Youtu, DeepSeek V2 and V3, GLM-4.7-Flash.
 
-from collections.abc import Mapping
+The last two have experts chosen by sigmoid scores, DeepSeek V2 by the most probable ones. First layers have none.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import LatentConfig
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
-from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
+from orca_jax.model.families.experts import HARMLESS
+from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, grouped_experts, mixture_weights
+from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 
 _KEYS = llama.KEYS | {
     "attention_bias",
@@ -32,6 +38,66 @@ def youtu_from_hf(hf: HfConfig) -> ModelConfig:
     }
     config = read_latents(hf, "youtu", defaults)
     return replace(config, tied_embeddings=get_bool(hf, "tie_word_embeddings", True))
+
+
+def deepseek_v3_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of DeepSeek V3; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+    }
+    config = read_latents(hf, "deepseek_v3", defaults)
+    num_dense = get_count(hf, "first_k_dense_replace", 3)
+    others = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+    return replace(config, **grouped_experts(hf, config, (256, 8, 2048), num_dense=num_dense, others=others))
+
+
+def glm4_moe_lite_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of GLM-4.7-Flash; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "max_position_embeddings": 202752,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+    }
+    config = read_latents(hf, "glm4_moe_lite", defaults, norm_eps=1e-5)
+    kinds = hf.get("mlp_layer_types")
+    kinds = ["dense"] + ["sparse"] * (config.num_layers - 1) if kinds is None else kinds
+    num_dense = kinds.count("dense") if isinstance(kinds, list) else -1
+    if kinds != ["dense"] * num_dense + ["sparse"] * (config.num_layers - num_dense):
+        raise refusal(
+            "mlp_layer_types", f"must be dense for the first of {config.num_layers} layers, then sparse", kinds
+        )
+    others = {"routed_scaling_factor": 1.8}
+    return replace(config, **grouped_experts(hf, config, (64, 4, 1536), num_dense=num_dense, others=others))
+
+
+def deepseek_v2_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of DeepSeek V2; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {"vocab_size": 102400, "intermediate_size": 11008, "max_position_embeddings": 2048}
+    config = read_latents(hf, "deepseek_v2", defaults)
+    method = hf.get("topk_method")
+    if method not in (None, "greedy", "group_limited_greedy"):
+        raise refusal("topk_method", "must be greedy or group_limited_greedy", method)
+    if not get_bool(hf, "rope_interleave", True):
+        raise refusal("rope_interleave", "must be true", False)
+    num_dense = get_count(hf, "first_k_dense_replace", 0)
+    found = grouped_experts(hf, config, (64, 6, 1407), num_dense=num_dense, others={"n_shared_experts": 2})
+    experts = found["experts"]
+    router = replace(experts.router, scores="softmax", has_bias=False, best_of_group=1)
+    if method != "group_limited_greedy":
+        router = replace(router, groups=1, used_groups=1)
+    # transformers does not read `norm_topk_prob` here.
+    return replace(config, **found | {"experts": replace(experts, router=router, is_normalised=False)})
 
 
 def read_latents(hf: HfConfig, family: str, defaults: Mapping[str, int], *, norm_eps: float = 1e-6) -> ModelConfig:
@@ -108,6 +174,11 @@ def attention_weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
 
 
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters, of models with experts."""
+    return *llama.outer_weights(config), *attention_weights(config), *mixture_weights(config)
+
+
 def youtu_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """Checkpoint keys -> parameters."""
     mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
@@ -124,4 +195,58 @@ YOUTU = Family(
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
     harmless=frozenset({"embedding_initializer_range", "qk_head_dim"}),
+)
+
+
+_UNREAD = frozenset(
+    {"aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim", "seq_aux"}
+)
+
+
+def _with_experts(
+    name: str, models: str, prefix: str, read: Callable[[HfConfig], ModelConfig], **options: Any
+) -> Family:
+    """A family with experts; `options` are its `scores`, and its own `keys` and `fixed` ones."""
+    return Family(
+        name=name,
+        models=models,
+        config_from_hf=read,
+        keys=(_KEYS | GROUPED_KEYS | options["keys"]) - frozenset(options["fixed"]),
+        architectures=(f"{prefix}ForCausalLM", f"{prefix}Model"),
+        weights=weights,
+        prefixes=llama.PREFIXES,
+        ignored=llama.IGNORED,
+        has_further_layers=True,
+        fixed={"moe_layer_freq": (1, None), "scoring_func": (options["scores"], None), **options["fixed"]},
+        aliases={"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"},
+        harmless=HARMLESS | _UNREAD,
+    )
+
+
+DEEPSEEK_V2 = _with_experts(
+    "deepseek_v2",
+    "DeepSeek-V2 and V2-Lite",
+    "DeepseekV2",
+    deepseek_v2_from_hf,
+    keys=frozenset({"first_k_dense_replace", "topk_method"}),
+    scores="softmax",
+    fixed={"mlp_bias": (False, None)},
+)
+DEEPSEEK_V3 = _with_experts(
+    "deepseek_v3",
+    "DeepSeek-V3, V3.1 and R1, with weights in bfloat16",
+    "DeepseekV3",
+    deepseek_v3_from_hf,
+    keys=frozenset({"first_k_dense_replace"}),
+    scores="sigmoid",
+    fixed={"topk_method": ("noaux_tc", None)},
+)
+GLM4_MOE_LITE = _with_experts(
+    "glm4_moe_lite",
+    "GLM-4.7-Flash",
+    "Glm4MoeLite",
+    glm4_moe_lite_from_hf,
+    keys=frozenset({"mlp_layer_types"}),
+    scores="sigmoid",
+    fixed={"topk_method": ("noaux_tc", None)},
 )

@@ -16,9 +16,19 @@ from safetensors.numpy import save_file
 
 from tests.model.states import deltas, latents, mambas
 
-_COUNTS = {"lfm2": 12, "lfm3": 12, "minimax": 3, "youtu": 12, "qwen3_next": 5, "bamba": 4}
+_COUNTS = {
+    "lfm2": 12,
+    "lfm3": 12,
+    "minimax": 3,
+    "youtu": 12,
+    "qwen3_next": 5,
+    "bamba": 4,
+    "deepseek_v2": 3,
+    "deepseek_v3": 3,
+    "glm4_moe_lite": 2,
+}
 _OTHERS: Mapping[str, Any] = {
-    "youtu": latents,
+    **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), latents),
     "qwen3_next": deltas,
     "bamba": mambas,
 }  # modules with `config` and `layer_shapes`

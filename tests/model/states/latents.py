@@ -30,7 +30,28 @@ def config(family: str, number: int) -> dict[str, Any]:
         sizes = {"factor": 4.0, "original_max_position_embeddings": 16, "mscale": draw.choice((0.7, 1.0))}
         scaling = {"rope_type": "yarn", "mscale_all_dim": draw.choice((0.7, 1.0)), **sizes}
         config["rope_parameters"] |= scaling
-    return config
+    if family == "deepseek_v2":
+        del config["rope_interleave"]
+    return config if family == "youtu" else config | _mixture(family, number, config["num_hidden_layers"])
+
+
+def _mixture(family: str, number: int, layers: int) -> dict[str, Any]:
+    """The keys of experts: four groups of two, and one first layer without."""
+    groups = {"n_group": 4, "topk_group": 2} if number != 1 else {"n_group": 1, "topk_group": 1}
+    config: dict[str, Any] = {
+        **groups,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 1 + number % 2,
+        "moe_intermediate_size": 12,
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": number % 2 == 0,
+    }
+    if family == "deepseek_v2":
+        config["topk_method"] = "greedy" if number == 1 else "group_limited_greedy"
+    if family != "glm4_moe_lite":
+        return config | {"first_k_dense_replace": 1}
+    return config | {"mlp_layer_types": ["dense"] + ["sparse"] * (layers - 1)}
 
 
 def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
@@ -57,7 +78,14 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
         "input_layernorm.weight": (embed,),
         "post_attention_layernorm.weight": (embed,),
     }
-    return shapes | mlp_shapes("mlp", embed, config["intermediate_size"])
+    if layer == 0 or config["model_type"] == "youtu":
+        return shapes | mlp_shapes("mlp", embed, config["intermediate_size"])
+    count, width = config["n_routed_experts"], config["moe_intermediate_size"]
+    for expert in range(count):
+        shapes |= mlp_shapes(f"mlp.experts.{expert}", embed, width)
+    shapes |= mlp_shapes("mlp.shared_experts", embed, config["n_shared_experts"] * width)
+    bias = {} if config["model_type"] == "deepseek_v2" else {"mlp.gate.e_score_correction_bias": (count,)}
+    return shapes | bias | {"mlp.gate.weight": (count, embed)}
 
 
 def mlp_shapes(name: str, embed: int, inner: int) -> dict[str, tuple[int, ...]]:

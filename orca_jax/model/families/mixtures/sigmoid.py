@@ -3,6 +3,7 @@
 The first layers of GLM-4.5 and dots.llm1 have no experts.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from orca_jax.config import ModelConfig
@@ -16,7 +17,7 @@ from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_fl
 from orca_jax.model.families.windows import windows_of_pattern
 
 _MLP = "layers.{layer}.mlp"
-_KEYS = frozenset(
+GROUPED_KEYS = frozenset(
     {
         "moe_intermediate_size",
         "n_group",
@@ -28,6 +29,7 @@ _KEYS = frozenset(
         "topk_group",
     }
 )
+"""The keys read by `grouped_experts`."""
 _NEXT_TOKENS = frozenset({"num_mtp_layers", "num_nextn_predict_layers"})  # further layers, which are skipped
 _ALIASES = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
 _SIZES = {
@@ -47,6 +49,7 @@ def grouped_experts(
     *,
     num_dense: int = 0,
     is_normalised: bool = True,
+    others: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
     """The fields for experts as in DeepSeek-V3: sigmoid scores, a bias for the choice, groups, and a shared expert.
 
@@ -56,13 +59,15 @@ def grouped_experts(
         defaults: number of experts, of those of a token, and width of one.
         num_dense: first layers without experts.
         is_normalised: default of `norm_topk_prob`.
+        others: defaults of other keys that differ from GLM-4.5's.
 
     Raises:
         ConfigError: a number is wrong, or groups do not divide the experts.
     """
     count, per_token = get_int(hf, "n_routed_experts", defaults[0]), get_int(hf, "num_experts_per_tok", defaults[1])
     width = get_int(hf, "moe_intermediate_size", defaults[2])
-    groups, used = get_int(hf, "n_group", 1), get_int(hf, "topk_group", 1)
+    others = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.0, **others}
+    groups, used = get_int(hf, "n_group", others["n_group"]), get_int(hf, "topk_group", others["topk_group"])
     if count % groups or used > groups or (groups > 1 and count < 2 * groups):
         raise refusal("n_group", f"must divide the {count} experts into groups of two or more, at least {used}", groups)
     if per_token > count // groups * used:
@@ -75,13 +80,13 @@ def grouped_experts(
         groups=groups,
         used_groups=used,
         eps=1e-20,
-        scale=get_float(hf, "routed_scaling_factor", 1.0),
+        scale=get_float(hf, "routed_scaling_factor", others["routed_scaling_factor"]),
     )
     experts = ExpertsConfig(
         count,
         per_token,
         get_bool(hf, "norm_topk_prob", is_normalised),
-        get_count(hf, "n_shared_experts", 1) * width,
+        get_count(hf, "n_shared_experts", others["n_shared_experts"]) * width,
         shared_gate=False,
         router=router,
         dense_layers=tuple(range(num_dense)),
@@ -96,7 +101,11 @@ def mixture_weights(config: ModelConfig) -> tuple[Weight, ...]:
     assert experts is not None, "the families of this file have experts"
     return (
         *expert_weights(_MLP),
-        Weight(f"{_MLP}.gate.e_score_correction_bias", "blocks.mlp.choice_bias"),
+        *(
+            (Weight(f"{_MLP}.gate.e_score_correction_bias", "blocks.mlp.choice_bias"),)
+            if experts.router.has_bias
+            else ()
+        ),
         *(
             llama.mlp_weights(f"{_MLP}.shared_experts", "blocks.mlp.shared.mlp", bias=False)
             if experts.shared_dim
@@ -143,7 +152,7 @@ GLM4_MOE = near_llama(
     "Glm4Moe",
     LlamaShape(_SIZES, 1e-5, rules=RopeRules(share=0.5)),
     _glm4_moe,
-    _KEYS | {"attention_bias", "first_k_dense_replace", "use_qk_norm"},
+    GROUPED_KEYS | {"attention_bias", "first_k_dense_replace", "use_qk_norm"},
     weights,
     aliases=_ALIASES,
     harmless=HARMLESS | _NEXT_TOKENS,
@@ -166,7 +175,7 @@ SOLAR_OPEN = near_llama(
         rules=RopeRules(theta=1e6),
     ),
     _solar_open,
-    _KEYS | {"attention_bias"},
+    GROUPED_KEYS | {"attention_bias"},
     weights,
     aliases=_ALIASES,
     harmless=HARMLESS | {"first_k_dense_replace", "use_qk_norm"},  # not read by transformers either
@@ -186,7 +195,7 @@ DOTS1 = near_llama(
         }
     ),
     _dots1,
-    _KEYS | {"attention_bias", "first_k_dense_replace", "layer_types", "max_window_layers", "sliding_window"},
+    GROUPED_KEYS | {"attention_bias", "first_k_dense_replace", "layer_types", "max_window_layers", "sliding_window"},
     weights,
     aliases=_ALIASES,
     harmless=HARMLESS | _NEXT_TOKENS,
