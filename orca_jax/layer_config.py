@@ -6,6 +6,32 @@ from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embeddings. `kind` is the scaling, with the names of Hugging Face's `rope_type`."""
+
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"] = "default"
+    factor: float = 1.0
+    original_max_position: int = 0  # positions before scaling; 0 if the kind does not use it
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float | None = None  # yarn, longrope: None derives it from `factor`
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    truncate: bool = True  # yarn
+    short_factor: tuple[float, ...] = ()  # longrope, one for each frequency, up to `original_max_position`
+    temperature: float = 0.0  # factor on the queries at position p: 1 + temperature * log(1 + p // original)
+    share: float = 1.0  # proportional: of the frequencies, the highest ones; the others are zero
+    rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
+
+    def yarn_magnitude(self, strength: float) -> float:
+        """The factor of yarn for texts `factor` times as long."""
+        return 1.0 if self.factor <= 1 else 0.1 * strength * math.log(self.factor) + 1.0
+
+
+@dataclass(frozen=True)
 class ShortConvConfig:
     """A convolution along the tokens of a request, in place of attention."""
 

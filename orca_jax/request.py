@@ -189,9 +189,7 @@ class SamplingParams(_NamesChecked):
     n: int = 1  # candidates: texts generated for the prompt
 
     pooling: Pooling | None = None  # return an embedding of the prompt and generate nothing; set by `LLM.embed`
-    structured_outputs: Any = (
-        None  # moved into `structured`: a mapping with json, regex, choice, grammar or json_object
-    )
+    structured_outputs: Any = None  # json, regex, choice, grammar or json_object; moved into `structured`
 
     _refused: ClassVar[Mapping[str, str]] = REFUSED_SAMPLING
 
@@ -221,8 +219,7 @@ class SamplingParams(_NamesChecked):
         if self.bad_token_ids != ():
             sequences = _as_tuple("bad_token_ids", self.bad_token_ids)
             object.__setattr__(self, "bad_token_ids", tuple(_as_tuple("bad_token_ids", ids) for ids in sequences))
-        bias: object = self.logit_bias
-        if bias is None:
+        if getattr(self, "logit_bias") is None:  # noqa: B009 - a caller may give it
             object.__setattr__(self, "logit_bias", {})
         self._check_types()
         self._check_draw()

@@ -40,8 +40,9 @@ from demo.data import Packer, Rows, read_texts, split_texts, train_tokenizer
 from demo.exam import Exam
 from demo.tasks import mixture
 from demo.training import Trainer, learning_rate
-from orca_jax.config import ModelConfig, RopeConfig
+from orca_jax.config import ModelConfig
 from orca_jax.flags import FlagParser
+from orca_jax.layer_config import RopeConfig
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
 

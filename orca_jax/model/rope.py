@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import RopeConfig
+from orca_jax.layer_config import RopeConfig
 from orca_jax.model.layers import unfused
 
 

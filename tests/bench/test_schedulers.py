@@ -27,7 +27,7 @@ def test_iteration_level_needs_fewer_iterations(tmp_path: Path, capsys: pytest.C
     saturated, loaded = result["loads"]
     assert list(saturated["results"]) == list(loaded["results"]) == names
     baseline, orca, chunked = saturated["results"].values()
-    assert orca["iterations"] < baseline["iterations"] and orca["requests_per_s"] > baseline["requests_per_s"]
+    assert orca["iterations"] < baseline["iterations"]
     assert chunked["iterations"] > orca["iterations"], "prompts of up to 512 tokens take several iterations of 64"
     assert (saturated["rate"], loaded["load"]) == (None, 5)
     assert loaded["rate"] == pytest.approx(5 * baseline["requests_per_s"])

@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 from orca_jax.cache_spec import one_group
-from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, RopeConfig
+from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig
 from orca_jax.exec.programs import ProgramName, Programs
-from orca_jax.layer_config import ExpertsConfig
+from orca_jax.layer_config import ExpertsConfig, RopeConfig
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from tests.exec.test_executor import MODEL
 

@@ -11,10 +11,10 @@ from orca_jax.errors import OrcaError
 
 
 def test_the_time_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ten pairs, on a simulated device: all members of all iterations are counted."""
+    """Eleven pairs, on a simulated device: all members of all iterations are counted."""
     assert main(["scheduler_cost", "--num-requests", "10"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["host_time"]
-    assert len(found) == 10 and all(row["us"] > 0 for row in found.values())
+    assert len(found) == 11 and all(row["us"] > 0 for row in found.values())
     assert found["orca"]["request_iterations"] == found["orca, two in flight"]["request_iterations"]
     assert found["request_level"]["request_iterations"] > found["orca"]["request_iterations"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from orca_jax.checks import short
-from orca_jax.config import RopeConfig
 from orca_jax.errors import ConfigError
+from orca_jax.layer_config import RopeConfig
 from orca_jax.model.families.values import (
     HfConfig,
     get_bool,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca_jax.config import RopeConfig
+from orca_jax.layer_config import RopeConfig
 from orca_jax.model.describe import config_from_hf
 from tests.model.describe.options import GEMMA3, LLAMA
 

@@ -164,7 +164,7 @@ def test_stages(name: str, number: int, base: Path) -> None:
     loading = prepare_load(folder(name, base), dtype="float32")
     parts = spans(loading.config, number)
     stages = [loading.load(mesh_of(1), span=span, arrange=lambda decoder: decoder.unstack()) for span in parts]
-    assert number < 4 or {len(stage.pattern.mixers) for stage in stages} == {1}
+    assert number < 4 or {len(stage.pattern.parts) for stage in stages} == {1}
     check(name, Server(stages, mesh_of(1)))
 
 
@@ -187,9 +187,8 @@ def test_a_part_switched_off_is_seen(name: str, base: Path) -> None:
     server = fresh(name, base)
     (plain,) = server.weights
     paths = [path_of(keys) for keys, _ in nnx.to_flat_state(plain)]
-    mixers = {
-        mixer: f"blocks.{layer}.{mixer}." for layer, mixer in reversed([*enumerate(server.stages[0].pattern.mixers)])
-    }
+    first = {parts[0]: layer for layer, parts in reversed([*enumerate(server.stages[0].pattern.parts)])}
+    mixers = {mixer: f"blocks.{layer}.{mixer}." for mixer, layer in first.items()}
     for broken in (path for path in paths if path.startswith(tuple(mixers.values()))):
         server.reset([without(plain, broken, to=float(broken.endswith("scale")))])
         assert difference(name, served(name, server, LAUNCHES[:3])) > MUTATED, broken
