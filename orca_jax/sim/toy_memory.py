@@ -6,11 +6,8 @@ from dataclasses import dataclass, field
 from orca_jax.cache_spec import NO_BLOCK, LayerGroup
 from orca_jax.step import BlockCopy, Member, RowSampling
 
-_SUM, _ADAPTER = 52, 32
-"""A slot is one integer: the model's sum up to its position from this bit on, its adapter, and below its id.
-
-Tuples in their place cost the process of a server a fifth of its time: Python's collector looks at each one.
-"""
+_Slot = tuple[int, int, int]
+"""One token in a block: its id, its adapter, and the model's sum up to its position."""
 
 
 @dataclass(slots=True)
@@ -56,7 +53,7 @@ class ToyMemory:
         self._page_size = page_size
         self._num_rows = num_rows
         self._groups = groups
-        self._slots: list[list[list[int | None]]] = [
+        self._slots: list[list[list[_Slot | None]]] = [
             [[None] * page_size for _ in range(number)] for number in num_blocks
         ]
         self._readers: list[list[set[tuple[int, int]]]] = [[set() for _ in range(number)] for number in num_blocks]
@@ -83,7 +80,7 @@ class ToyMemory:
             self._slots[pool][target] = content
 
     def check_moves(self, members: Sequence[Member]) -> None:
-        """Check that no member of a plan writes a state block that another one reads or writes."""
+        """Check that a state block has one writer in a plan, and that no other member reads it."""
         moves = [member.state for member in members if member.state is not None]
         assert len(moves) == (len(members) if self._states else 0), "a member lacks its state, or has one too many"
         assert len({move.target for move in moves}) == len(moves), "a state block is the target of two members"
@@ -140,7 +137,7 @@ class ToyMemory:
             total += (position + 1) * (token + 1 + adapter)
             row.sums.append(total)
             number, slot = divmod(position, self._page_size)
-            written = total << _SUM | adapter << _ADAPTER | token
+            written = (token, adapter, total)
             for group, (layers, blocks) in enumerate(zip(self._groups, row.blocks, strict=True)):
                 block, pool = blocks[number], layers.pool
                 assert block != NO_BLOCK, f"{row.request_id} writes position {position} into a block that it has left"
@@ -155,11 +152,11 @@ class ToyMemory:
         row = self._rows[index]
         for group, layers in enumerate(self._groups):
             for position in range(layers.first_needed(row.start), len(row.sums)):
-                _, total = self._read(index, group, position)
-                assert total == row.sums[position], f"{row.request_id}: another request wrote into its pages"
+                found = self._read(index, group, position)
+                assert found[2] == row.sums[position], f"{row.request_id}: another request wrote into its pages"
 
-    def _read(self, index: int, group: int, position: int) -> tuple[int, int]:
-        """A token of a row and the model's sum up to it, read back through its table of blocks."""
+    def _read(self, index: int, group: int, position: int) -> _Slot:
+        """A token of a row, read back through its table of blocks."""
         row, pool = self._rows[index], self._groups[group].pool
         number, slot = divmod(position, self._page_size)
         block = row.blocks[group][number]
@@ -167,9 +164,8 @@ class ToyMemory:
         readers, found = self._readers[pool][block], self._slots[pool][block][slot]
         assert (index, group) in readers, f"page {block} of {row.request_id} was given to row {min(readers)[0]} too"
         assert found is not None, f"{row.request_id} reads position {position}, which was never written"
-        adapter = found >> _ADAPTER & (1 << _SUM - _ADAPTER) - 1
-        assert adapter == self._adapter_of(row), f"{row.request_id} reads a page of another adapter"
-        return found & (1 << _ADAPTER) - 1, found >> _SUM
+        assert found[1] == self._adapter_of(row), f"{row.request_id} reads a page of another adapter"
+        return found
 
     def _adapter_of(self, row: ToyRow) -> int:
         slot = row.sampling.slot
@@ -238,8 +234,8 @@ class ToyMemory:
         first = [layers.first_needed(member.start) for layers in self._groups]
         group = first.index(min(first))  # it has the most
         found = [self._read(member.row, group, position) for position in range(first[group], member.start)]
-        row.ids = [0] * first[group] + [token for token, _ in found]
-        row.sums = [0] * first[group] + [total for _, total in found]
+        row.ids = [0] * first[group] + [token for token, _, _ in found]
+        row.sums = [0] * first[group] + [total for _, _, total in found]
 
     def _check_claims(self, member: Member, ids: list[int]) -> None:
         assert member.is_sampling or not member.is_constrained, (
