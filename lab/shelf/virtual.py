@@ -128,15 +128,11 @@ def simulate(
         predictor=Oracle(lengths) if predictor is None else predictor(),
     )
     executor = SimExecutor(devices.cost, clock, lengths)
-    run = _Run(Engine(executor, scheduler, pool, clock=clock, sleep=lambda seconds: _pass(clock, seconds)), calls)
+    run = _Run(Engine(executor, scheduler, pool, clock=clock, sleep=clock.sleep), calls)
     samples = run.serve(clock)
     wanted = sum([call.num_prompt + call.num_generated - 1 for call in calls]) - pool.num_cache_hits
     overrules = run.engine.stats.overruled_decisions
     return Outcome(run.services, pool.num_preemptions, executor.stats.tokens - wanted, overrules, samples)
-
-
-def _pass(clock: VirtualClock, seconds: float) -> None:
-    clock.now += seconds
 
 
 class _Run:

@@ -94,7 +94,7 @@ class Facts:
 
     @property
     def uneven(self) -> str:
-        """The parts of the model that `shards` devices cannot share, and the numbers that can; empty if all can be."""
+        """The parts of the model that do not divide by `shards`, and the numbers that fit; empty if all divide."""
         from orca_jax.model.sharding import can_share, uneven_parts
 
         parts = uneven_parts(self.known, self.shards)

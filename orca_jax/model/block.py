@@ -68,10 +68,8 @@ class Attention(nnx.Module):
         self.query_norm = nnx.data(_head_norm(make, config, config.num_heads, "heads"))
         self.key_norm = nnx.data(_head_norm(make, config, config.num_kv_heads, "kv_heads"))
         self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=config.attention_out_bias, std=out_std)
-        self.num_heads, gates = (
-            config.num_heads,
-            {None: 0, "head": config.num_heads, "all": heads}[config.attention_gate],
-        )
+        self.num_heads = config.num_heads
+        gates = {None: 0, "head": config.num_heads, "all": heads}[config.attention_gate]
         has_bias = config.attention_bias and config.attention_gate == "all"  # as that of queries, beside it in files
         self.gate = nnx.data(Linear(make, (embed, gates), ("embed", "heads"), bias=has_bias) if gates else None)
 

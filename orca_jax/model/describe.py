@@ -145,7 +145,7 @@ def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -
 
 
 def refused() -> dict[str, tuple[str, str]]:
-    """Types of models that are not served, each with the nearest served family and the part that is missing."""
+    """The types of models without a family, each with the nearest family and the missing part."""
     text = resources.files("orca_jax.model.families").joinpath("refused.json").read_text(encoding="utf-8")
     return {kind: (near, missing) for kind, (near, missing) in json.loads(text).items() if kind not in FAMILIES}
 

@@ -35,7 +35,7 @@ _SHOWN = 8  # requests in a message
 
 
 class CaseRequest(NamedTuple):
-    """A request of a case: the turn of the engine in which it arrives, its lengths and what policies read."""
+    """A request of a case: its arrival in turns of the engine, its lengths, and the values for policies."""
 
     at: int
     prompt: int

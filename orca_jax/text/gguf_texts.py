@@ -37,7 +37,7 @@ class _Words(NamedTuple):
     Attributes:
         patterns: one after the other; each match is a word.
         adds_begin: True if a text begins with the begin token, unless the file says otherwise.
-        takes_whole: True if a word in the vocabulary is that token, whatever its merges give.
+        takes_whole: True if a word of the vocabulary becomes one token, whatever the merges give.
         composes: True if characters and their marks become one (NFC).
     """
 

@@ -157,7 +157,7 @@ def _object(values: Scaling, key: str, name: str | None = None) -> Scaling:
 def _rotated_dim(hf: HfConfig, scaling: Scaling, head_dim: int, rules: RopeRules, *, is_partial: bool) -> int:
     """The number of rotated dimensions of each head; the object counts more than a key outside it.
 
-    If `is_partial`, the share in the object is that of a kind which rotates whole heads, some dimensions by nothing.
+    With `is_partial`, the share in the object counts frequencies: whole heads are rotated, some dimensions by nothing.
     """
     if rules.share is None:
         for values, key in ((hf, rules.share_key), (scaling, "partial_rotary_factor")):

@@ -2,9 +2,9 @@
 
 A layer runs its mixer in three parts:
 
-    project  inputs of every token, and the parameters that `mix` needs
-    mix      the one part that separates requests and touches the cache, through a `Mixing`
-    merge    back to the residual stream, of all tokens or of those that are kept
+    project  inputs of every token, and parameters for `mix`
+    mix      separates requests and touches the cache, through a `Mixing`; no other part does
+    merge    back to the residual stream, of all tokens or of the kept ones
 
 `mix` uses arrays of its inputs alone, and of the mixer only what all layers share: a loop over layers may call that of
 another layer with the same mixer. A layer is named by its index in the stage; it may be a traced scalar. The executor

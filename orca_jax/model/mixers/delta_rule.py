@@ -1,13 +1,12 @@
 """The gated delta rule of Qwen3-Next: a mixer with the last inputs of a convolution and a matrix for each head.
 
-Each token replaces a share of what its key finds in the matrix of a head, which decays by a factor of the token's own.
+The matrix of a head decays by a factor for each token. The token then replaces a share of what its key finds there.
 """
 
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
@@ -17,8 +16,8 @@ from orca_jax.kernels.state_rows import StateRows
 from orca_jax.layer_config import DeltaRuleConfig
 from orca_jax.model.layers import Linear, Maker, Norm, project
 from orca_jax.model.lora.launch import LayerAdapters
-from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
-from orca_jax.model.mixers.linear_attention import LinearResults
+from orca_jax.model.mixers.base import StateArray, StateKind, StatePools
+from orca_jax.model.mixers.linear_attention import GatedInputs, GatedMixer, LinearResults
 from orca_jax.model.rope import Rotation
 
 _LENGTH_EPS = 1e-6  # added to the squared length of queries and keys
@@ -69,12 +68,11 @@ def run(
 _BY_HEAD, _TAPS = (None, "heads"), ("taps", "heads")
 STATE = StateKind(states, run, (*(_BY_HEAD,) * 3, *(_TAPS,) * 3, *(_BY_HEAD,) * 2), (None, "heads", None))
 
-type DeltaInputs = tuple[tuple[Array, ...], Float[Array, "T C"]]
-"""The arrays of `run`, and the weights of the results."""
 
-
-class DeltaRule(nnx.Module):
+class DeltaRule(GatedMixer):
     """Projections, convolutions, the gated delta rule, a norm of each head, and a gate for each number."""
+
+    name = "delta_rule"
 
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
         sizes, embed = _sizes(config), config.embed_dim
@@ -101,21 +99,13 @@ class DeltaRule(nnx.Module):
 
     def project(
         self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
-    ) -> DeltaInputs:
+    ) -> GatedInputs:
         """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
         *channels, gate, beta, step = project(x, self.linear_layers[:-1])
         rate, bias = (each[...].astype(jnp.float32) for each in (self.rate, self.step_bias))
         decay = -jnp.exp(rate) * jax.nn.softplus(step + bias)
         taps = [each[...] for each in (self.query_taps, self.key_taps, self.value_taps)]
         return (*channels, *taps, decay, jax.nn.sigmoid(beta)), gate
-
-    def mix[Cache](
-        self, inputs: DeltaInputs, layer: Index, mixing: Mixing[Cache], cache: Cache
-    ) -> tuple[LinearResults, Cache]:
-        """Convolve and run the recurrence."""
-        arrays, gate = inputs
-        heads, cache = mixing.advance(layer, "delta_rule", arrays, cache)
-        return LinearResults(heads, gate), cache
 
     def merge(
         self, out: LinearResults, keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None

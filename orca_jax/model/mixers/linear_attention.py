@@ -3,7 +3,7 @@
 The state of a head decays by a fixed factor with each token, which depends on the head and on the layer in the model.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import ModelConfig
+from orca_jax.config import MixerName, ModelConfig
 from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.state_rows import StateRows
 from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, project
@@ -60,6 +60,24 @@ class LinearResults(NamedTuple):
 
     heads: Float[Array, "T H D"]
     gate: Float[Array, "T X"]
+
+
+type GatedInputs = tuple[tuple[Array, ...], Float[Array, "T C"]]
+"""The arrays of an operation on states, and the weights of its results."""
+
+
+class GatedMixer(nnx.Module):
+    """The part of a mixer in which an operation on states takes arrays of `project`, and gates weight its results."""
+
+    name: ClassVar[MixerName]
+
+    def mix[Cache](
+        self, inputs: GatedInputs, layer: Index, mixing: Mixing[Cache], cache: Cache
+    ) -> tuple[LinearResults, Cache]:
+        """Convolve and run the recurrence."""
+        arrays, gate = inputs
+        heads, cache = mixing.advance(layer, self.name, arrays, cache)
+        return LinearResults(heads, gate), cache
 
 
 class LinearAttention(nnx.Module):

@@ -16,8 +16,8 @@ from orca_jax.kernels.state_rows import StateRows
 from orca_jax.layer_config import MambaConfig
 from orca_jax.model.layers import Linear, Maker, project
 from orca_jax.model.lora.launch import LayerAdapters
-from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools
-from orca_jax.model.mixers.linear_attention import LinearResults
+from orca_jax.model.mixers.base import StateArray, StateKind, StatePools
+from orca_jax.model.mixers.linear_attention import GatedInputs, GatedMixer, LinearResults
 from orca_jax.model.rope import Rotation
 
 _OF_ALL = "head_dim"  # the logical axis of keys and queries: each device has those of all groups
@@ -67,12 +67,11 @@ _BY_HEAD, _HEADS = (None, "heads"), ("heads",)
 _ARRAYS = (_BY_HEAD, (None, None), ("taps", "heads"), (None, None), _HEADS, (None,), _BY_HEAD, _HEADS, _HEADS, _HEADS)
 STATE = StateKind(states, run, _ARRAYS, (None, "heads", None))
 
-type MambaInputs = tuple[tuple[Array, ...], Float[Array, "T C"]]
-"""The arrays of `run`, and the weights of the results."""
 
-
-class Mamba(nnx.Module):
+class Mamba(GatedMixer):
     """Projections, convolutions, the recurrence, and a gate for each number before a norm of each group."""
+
+    name = "mamba"
 
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
         self.sizes, self.eps, embed = _sizes(config), config.norm_eps, config.embed_dim
@@ -99,7 +98,7 @@ class Mamba(nnx.Module):
 
     def project(
         self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
-    ) -> MambaInputs:
+    ) -> GatedInputs:
         """The inputs of every token. There are no rotary positions; `adapters` have zeros for these layers."""
         sizes = self.sizes
         gate, value, key, step = project(x, self.linear_layers[:-1])
@@ -112,14 +111,6 @@ class Mamba(nnx.Module):
         group = jnp.arange(sizes.num_heads) // (sizes.num_heads // sizes.num_groups)
         taps = self.taps[...], self.key_taps[...]
         return (value, key, *taps, *biases, step, jnp.exp(rate), skip, group), gate
-
-    def mix[Cache](
-        self, inputs: MambaInputs, layer: Index, mixing: Mixing[Cache], cache: Cache
-    ) -> tuple[LinearResults, Cache]:
-        """Convolve and run the recurrence."""
-        arrays, gate = inputs
-        heads, cache = mixing.advance(layer, "mamba", arrays, cache)
-        return LinearResults(heads, gate), cache
 
     def merge(
         self, out: LinearResults, keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None

@@ -1,6 +1,6 @@
 """Families that are a Llama with other defaults, biases or windows: CWM, InternLM 3, IQuest-Coder, Seed-OSS."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from orca_jax.config import ModelConfig
@@ -47,8 +47,7 @@ def internlm3_from_hf(hf: HfConfig) -> ModelConfig:
         "max_position_embeddings": 32768,
         "head_dim": 128,
     }
-    config = llama.read_shape(hf, "internlm3", defaults, norm_eps=1e-5)
-    return replace(config, **llama.attention_biases(hf), mlp_bias=get_bool(hf, "mlp_bias", False))
+    return _with_biases(hf, "internlm3", defaults)
 
 
 def iquestcoder_from_hf(hf: HfConfig) -> ModelConfig:
@@ -63,7 +62,12 @@ def iquestcoder_from_hf(hf: HfConfig) -> ModelConfig:
         "max_position_embeddings": 131072,
         "head_dim": 128,
     }
-    config = llama.read_shape(hf, "iquestcoder", defaults, norm_eps=1e-5)
+    return _with_biases(hf, "iquestcoder", defaults)
+
+
+def _with_biases(hf: HfConfig, family: str, defaults: Mapping[str, int]) -> ModelConfig:
+    """Read a shape, and whether attention and MLPs have biases."""
+    config = llama.read_shape(hf, family, defaults, norm_eps=1e-5)
     return replace(config, **llama.attention_biases(hf), mlp_bias=get_bool(hf, "mlp_bias", False))
 
 
