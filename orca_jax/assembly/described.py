@@ -154,8 +154,12 @@ def tokenizer_of(wanted: str | None, source: str) -> Tokenizer:
     """Return the tokenizer of the settings, or without one the tokenizer of the model; a preset has that of bytes.
 
     Raises:
-        ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer".
+        ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer", or "model" for a model's GGUF
+            file that cannot be read.
     """
-    if wanted is not None:
+    if wanted is None:
+        return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
+    try:
         return load_tokenizer(wanted)
-    return ByteTokenizer() if is_preset(source) else load_tokenizer(source)
+    except ConfigError as error:  # of a GGUF file, errors name the model
+        raise ConfigError(error.message, param="tokenizer") from None

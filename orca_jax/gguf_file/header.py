@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orca_jax.checks import open_regular, short
-from orca_jax.errors import ConfigError
+from orca_jax.errors import ConfigError, reason_of
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -154,7 +154,8 @@ def _with_descriptor[T](path: Path, read: Callable[[int], T]) -> T:
             stack.callback(os.close, descriptor)
             return read(descriptor)
         except (_Damaged, OSError, UnicodeDecodeError) as error:
-            message = f"{path} cannot be read as GGUF: {error}; download it again"
+            reason = reason_of(error) if isinstance(error, OSError) else error
+            message = f"{path} cannot be read as GGUF: {reason}; download it again"
             raise ConfigError(message, param="model") from None
 
 

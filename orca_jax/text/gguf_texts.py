@@ -69,11 +69,12 @@ class _TokenLists:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Read a file. Raises ConfigError if it cannot be read, or has no vocabulary; `param` is "tokenizer"."""
-        try:
-            fields = read_fields(path)
-        except ConfigError as error:
-            raise ConfigError(error.message, param="tokenizer") from None
+        """Read a file.
+
+        Raises:
+            ConfigError: it cannot be read (`param` is "model"), or has no vocabulary (`param` is "tokenizer").
+        """
+        fields = read_fields(path)
         found = cls(path, fields, [], [])
         tokens = found.listed("tokens", str)
         # An empty token cannot be found in a text. It gets a name, as each needs one.

@@ -71,7 +71,8 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     """Load a tokenizer: a directory with `tokenizer.json`, a file in its format, a GGUF file, or "byte".
 
     Raises:
-        ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer".
+        ConfigError: the tokenizer is missing or cannot be used; `param` is "tokenizer", or "model" for a GGUF file that
+            cannot be read.
     """
     return ByteTokenizer() if source == BYTE_TOKENIZER else FileTokenizer(str(source))
 

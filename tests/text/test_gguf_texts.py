@@ -13,6 +13,7 @@ import pytest
 from gguf import GGUFWriter
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from orca_jax.assembly.described import tokenizer_of
 from orca_jax.errors import ConfigError
 from orca_jax.text.template_files import read_templates
 from orca_jax.text.tokenizer import FileTokenizer, load_tokenizer
@@ -187,3 +188,11 @@ def test_a_real_file_has_the_ids_of_transformers() -> None:
     templates, tokens = read_templates(str(path), None)
     assert "You are a helpful AI assistant named SmolLM" in templates["default"]
     assert (tokens["bos_token"], tokens["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+
+
+def test_a_file_that_cannot_be_read_is_that_of_the_setting_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "none.gguf"
+    for wanted, param in ((None, "model"), (str(path), "tokenizer")):
+        with pytest.raises(ConfigError, match="No such file or directory; check the path") as caught:
+            tokenizer_of(wanted, str(path))
+        assert caught.value.param == param and str(path) in caught.value.message
