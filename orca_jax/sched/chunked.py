@@ -195,8 +195,11 @@ class _SelectionBuilder:
         kv, row, start = self.kv, request.row, request.num_computed
         assert row is not None, f"{request.request_id} does not run"
         size = 1 if num_left == 1 else self.chunk(request, num_left, start)
-        left = kv.behind(row, start) if kv.has_windows else None
-        while (blocks := kv.lacking(row, start + size)) > (free := self.free if left is None else self.free + left):
+        left, free = None, self.free
+        if kv.has_windows:
+            left = kv.behind(row, start)
+            free += left
+        while (blocks := kv.lacking(row, start + size)) > free:
             self.is_short = True
             room = kv.room(row, free) - start
             if room > 0:  # part of a chunk fits
@@ -209,6 +212,7 @@ class _SelectionBuilder:
             self._preempt(victim)
             if victim is request:
                 return
+            free = self.free if left is None else self.free + left
         self.choose(request, num_left, size, blocks)
         if left is not None:
             self.free += left

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from orca_jax.cache_spec import NO_BLOCK, LayerGroup
 from orca_jax.step import BlockCopy, Member, RowSampling
 
-_Slot = tuple[int, int, int]
-"""One token in a block: its id, its adapter, and the model's sum up to its position."""
+_Block = list[int | None]
+"""The tokens of a block: the id and the adapter of each as one number, then the model's sum up to each position."""
 
 
 @dataclass(slots=True)
@@ -53,10 +53,10 @@ class ToyMemory:
         self._page_size = page_size
         self._num_rows = num_rows
         self._groups = groups
-        self._slots: list[list[list[_Slot | None]]] = [
-            [[None] * page_size for _ in range(number)] for number in num_blocks
-        ]
-        self._readers: list[list[set[tuple[int, int]]]] = [[set() for _ in range(number)] for number in num_blocks]
+        self._pools = [(index, group.pool) for index, group in enumerate(groups)]
+        self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
+        self._blocks: list[list[_Block]] = [[self._empty() for _ in range(number)] for number in num_blocks]
+        self._readers: list[list[set[int]]] = [[set() for _ in range(number)] for number in num_blocks]
         self._states: list[tuple[int, int] | None] = [None] * num_states
         self._rows: dict[int, ToyRow] = {}
         self._copied: set[tuple[int, int]] = set()  # pools and targets of the copies of the current plan
@@ -66,18 +66,25 @@ class ToyMemory:
         """The state of a row with a holder."""
         return self._rows[index]
 
+    def _empty(self) -> _Block:
+        return [None] * (2 * self._page_size)
+
+    def _reader(self, index: int, group: int) -> int:
+        """The number of a row in a group, as readers of blocks have it."""
+        return index * len(self._groups) + group
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks: first all are read, then all are written."""
         contents = []
         for group, source, target in copies:
             pool = self._groups[group].pool
-            contents.append((pool, target, list(self._slots[pool][source])))
+            contents.append((pool, target, list(self._blocks[pool][source])))
         self._copied = {(pool, target) for pool, target, _ in contents}
         assert len(self._copied) == len(copies), "a block is the target of two copies"
         sources = {(self._groups[group].pool, source) for group, source, _ in copies}
         assert not sources & self._copied, f"blocks {sources & self._copied} are sources and targets"
         for pool, target, content in contents:
-            self._slots[pool][target] = content
+            self._blocks[pool][target] = content
 
     def check_moves(self, members: Sequence[Member]) -> None:
         """Check that a state block has one writer in a plan, and that no other member reads it."""
@@ -99,16 +106,15 @@ class ToyMemory:
         assert ids, f"{member.request_id} processes nothing"
         if member.targets or member.is_constrained or member.num_drafts:
             self._check_claims(member, ids)
-        assert all(0 <= token < self._vocab_size for token in ids), f"{member.request_id}: ids outside the vocabulary"
-        assert member.start <= len(row.sums), (
-            f"{member.request_id} starts at {member.start} after {len(row.sums)} tokens"
-        )
-        is_repeated = member.start < len(row.sums)  # by an ended request in its place: it has no use for a state
-        if member.state is not None and not is_repeated:
+        start, num_tokens = member.start, len(row.sums)
+        assert start <= num_tokens, f"{member.request_id} starts at {start} after {num_tokens} tokens"
+        is_repeated = start < num_tokens  # by an ended request in its place: it has no use for a state
+        if is_repeated:
+            del row.sums[start:], row.ids[start:]
+        elif member.state is not None:
             self._check_state(member, row)
-        del row.sums[member.start :], row.ids[member.start :]
-        row.start = member.start
-        self._append(member.row, ids)
+        row.start = start
+        self._append(member.row, row, ids)
         if member.state is not None:
             self._states[member.state.target] = None if is_repeated else (len(row.sums), row.sums[-1])
 
@@ -126,46 +132,54 @@ class ToyMemory:
             f"{member.request_id} starts at {member.start} and reads state {source}, which is that of other tokens"
         )
 
-    def _append(self, index: int, ids: list[int]) -> None:
-        row = self._rows[index]
+    def _append(self, index: int, row: ToyRow, ids: list[int]) -> None:
         end, num_pages = row.start + len(ids), len(row.blocks[0])
         assert end <= num_pages * self._page_size, f"{row.request_id}: {end} tokens in {num_pages} pages"
         total = row.sums[-1] if row.sums else 0
-        adapter = self._adapter_of(row)
+        adapter, first_reader = self._adapter_of(row), self._reader(index, 0)
+        size, vocab_size = self._page_size, self._vocab_size
         row.ids += ids
         for position, token in enumerate(ids, start=row.start):
+            assert 0 <= token < vocab_size, f"{row.request_id}: ids outside the vocabulary"
             total += (position + 1) * (token + 1 + adapter)
             row.sums.append(total)
-            number, slot = divmod(position, self._page_size)
-            written = (token, adapter, total)
-            for group, (layers, blocks) in enumerate(zip(self._groups, row.blocks, strict=True)):
-                block, pool = blocks[number], layers.pool
+            number, slot = divmod(position, size)
+            code = token + vocab_size * adapter
+            for group, pool in self._pools:
+                block = row.blocks[group][number]
                 assert block != NO_BLOCK, f"{row.request_id} writes position {position} into a block that it has left"
                 readers = self._readers[pool][block]
-                assert len(readers) == 1 and (index, group) in readers, (
+                assert len(readers) == 1 and first_reader + group in readers, (
                     f"{row.request_id} writes into page {block}, which is shared"
                 )
-                self._slots[pool][block][slot] = written
+                held = self._blocks[pool][block]
+                held[slot], held[size + slot] = code, total
 
     def check(self, index: int) -> None:
         """Check a row's blocks: they must hold the tokens written for it, as far as its last member reads them."""
         row = self._rows[index]
         for group, layers in enumerate(self._groups):
             for position in range(layers.first_needed(row.start), len(row.sums)):
-                found = self._read(index, group, position)
-                assert found[2] == row.sums[position], f"{row.request_id}: another request wrote into its pages"
+                _, total = self._read(index, group, position)
+                assert total == row.sums[position], f"{row.request_id}: another request wrote into its pages"
 
-    def _read(self, index: int, group: int, position: int) -> _Slot:
-        """A token of a row, read back through its table of blocks."""
+    def _read(self, index: int, group: int, position: int) -> tuple[int, int]:
+        """The id of a token of a row and the sum there, read back through the row's table of blocks."""
         row, pool = self._rows[index], self._groups[group].pool
         number, slot = divmod(position, self._page_size)
         block = row.blocks[group][number]
         assert block != NO_BLOCK, f"{row.request_id} reads position {position} in a block that it has left"
-        readers, found = self._readers[pool][block], self._slots[pool][block][slot]
-        assert (index, group) in readers, f"page {block} of {row.request_id} was given to row {min(readers)[0]} too"
-        assert found is not None, f"{row.request_id} reads position {position}, which was never written"
-        assert found[1] == self._adapter_of(row), f"{row.request_id} reads a page of another adapter"
-        return found
+        readers, held = self._readers[pool][block], self._blocks[pool][block]
+        assert self._reader(index, group) in readers, (
+            f"page {block} of {row.request_id} was given to row {min(readers) // len(self._groups)} too"
+        )
+        code, total = held[slot], held[self._page_size + slot]
+        assert code is not None and total is not None, (
+            f"{row.request_id} reads position {position}, which was never written"
+        )
+        adapter, token = divmod(code, self._vocab_size)
+        assert adapter == self._adapter_of(row), f"{row.request_id} reads a page of another adapter"
+        return token, total
 
     def _adapter_of(self, row: ToyRow) -> int:
         slot = row.sampling.slot
@@ -184,7 +198,7 @@ class ToyMemory:
         assert member.num_old_blocks == num_pages, (
             f"{member.request_id} has {num_pages} blocks, but the plan has {member.num_old_blocks}"
         )
-        for group, layers in enumerate(self._groups):
+        for group, layers in self._windows:
             first = layers.first_needed(member.start) // self._page_size
             assert first >= row.num_left[group], f"{member.request_id} lacks blocks of group {group}"
             if first > row.num_left[group]:
@@ -212,11 +226,11 @@ class ToyMemory:
         """Let a row read a block that another request filled with the same ids, or clear one of its own."""
         pool = self._groups[group].pool
         if (number + 1) * self._page_size <= member.start:
-            self._readers[pool][block].add((member.row, group))
+            self._readers[pool][block].add(self._reader(member.row, group))
             return
-        self._readers[pool][block] = {(member.row, group)}
+        self._readers[pool][block] = {self._reader(member.row, group)}
         if (pool, block) not in self._copied:
-            self._slots[pool][block] = [None] * self._page_size
+            self._blocks[pool][block] = self._empty()
 
     def _leave(self, index: int, group: int, first: int) -> None:
         """Take the blocks before the `first` from a row: the host may have given them to another one."""
@@ -224,7 +238,7 @@ class ToyMemory:
         blocks = row.blocks[group]
         for number in range(row.num_left[group], min(first, len(blocks))):
             if blocks[number] != NO_BLOCK:
-                self._readers[pool][blocks[number]].discard((index, group))
+                self._readers[pool][blocks[number]].discard(self._reader(index, group))
                 blocks[number] = NO_BLOCK
         row.num_left[group] = first
 
@@ -234,8 +248,8 @@ class ToyMemory:
         first = [layers.first_needed(member.start) for layers in self._groups]
         group = first.index(min(first))  # it has the most
         found = [self._read(member.row, group, position) for position in range(first[group], member.start)]
-        row.ids = [0] * first[group] + [token for token, _, _ in found]
-        row.sums = [0] * first[group] + [total for _, _, total in found]
+        row.ids = [0] * first[group] + [token for token, _ in found]
+        row.sums = [0] * first[group] + [total for _, total in found]
 
     def _check_claims(self, member: Member, ids: list[int]) -> None:
         assert member.is_sampling or not member.is_constrained, (
