@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from orca_jax.errors import RequestError
 from orca_jax.link.wire import Submit
 from orca_jax.openai.errors import ApiError, PromptTooLong
@@ -76,8 +78,10 @@ def check_ids(model: Model, ids: Sequence[int], param: str) -> None:
 
 
 def urgency_of(call: AnyCall, caller: str | None) -> Urgency:
-    """Priority and tenant of a call. The tenant is the API key, or the field `user` on a server without keys."""
-    return Urgency(call.priority or 0, call.user or "" if caller is None else caller, call.timeout)
+    """Inputs of schedulers. The tenant is the API key, or the field `user` on a server without keys."""
+    hints = None if isinstance(call, EmbeddingRequest) else call.vllm_xargs
+    tenant = call.user or "" if caller is None else caller
+    return Urgency(call.priority or 0, tenant, call.timeout, **({} if hints is None else msgspec.structs.asdict(hints)))
 
 
 def salt_of(service: Service, call: AnyCall, caller: str | None) -> str:

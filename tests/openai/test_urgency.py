@@ -81,6 +81,17 @@ def test_with_keys_the_key_is_the_tenant_whatever_the_user_says() -> None:
     assert not any(key in tenant for key in keys for tenant in (one, other)), "what is told and logged is no secret"
 
 
+@pytest.mark.conforms("completions.vllm_xargs", "chat.vllm_xargs")
+@pytest.mark.parametrize("path", PATHS)
+def test_hints_reach_the_scheduler(path: str) -> None:
+    hints = {"program": "agent-7", "weight": 2, "ttft": 0.5, "tpot": 0.1}
+    assert told(path, vllm_xargs=hints) == Urgency(program="agent-7", weight=2.0, ttft=0.5, tpot=0.1)
+    assert told(path, vllm_xargs=None) == told(path, vllm_xargs={}) == Urgency()
+    for wrong in ({"weight": 0}, {"ttft": -1}, {"program": 3}, {"other": 1}, []):
+        answer, link = call(saying("x"), path, vllm_xargs=wrong)
+        assert str(check_error(answer, 400)["param"]).startswith("vllm_xargs") and not link.submitted, wrong
+
+
 @pytest.mark.conforms("completions.timeout", "chat.timeout")
 @pytest.mark.parametrize("path", PATHS)
 def test_the_deadline_is_the_stricter_of_the_calls_and_the_servers(path: str) -> None:

@@ -59,6 +59,15 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+class SchedulingHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a scheduler of your own may read of a call (docs/own_scheduler.md)."""
+
+    program: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    weight: Annotated[float, within(RANGES["weight"])] = 1.0
+    ttft: Seconds | None = None
+    tpot: Seconds | None = None
+
+
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all bodies that ask for text. For every field, `null` means "not given"."""
 
@@ -101,6 +110,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
     priority: Annotated[int, within(RANGES["priority"])] | None = None
     user: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
+    vllm_xargs: SchedulingHints | None = None
 
     def stops(self) -> list[str]:
         """The stop strings, as a list."""

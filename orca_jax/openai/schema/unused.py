@@ -77,7 +77,6 @@ COMMON: UnusedFields = {
     "guided_decoding_backend": ignored("there is only one"),
     "guided_whitespace_pattern": UnusedField("JSON is generated without free blanks"),
     "kv_transfer_params": UnusedField("keys and values are not transferred between servers", ({},)),
-    "vllm_xargs": UnusedField("extensions of vLLM are not supported", ({},)),
     "repetition_detection": UnusedField("use repetition_penalty, frequency_penalty or presence_penalty", ({},)),
     # SGLang
     "rid": ignored("use request_id to name a request"),

@@ -91,7 +91,9 @@ def test_all_fields_of_objects_are_in_the_tables(name: str, table: type[msgspec.
 @pytest.mark.conforms("messages.ignore_eos", "messages.min_tokens", "messages.structured_outputs")
 @pytest.mark.conforms("messages.include_stop_str_in_output", "messages.bad_words", "messages.add_special_tokens")
 @pytest.mark.conforms("messages.request_id", "messages.cache_salt", "messages.priority", "messages.user")
-@pytest.mark.conforms("messages.skip_special_tokens", "messages.queue_timeout", "messages.timeout")
+@pytest.mark.conforms(
+    "messages.skip_special_tokens", "messages.queue_timeout", "messages.timeout", "messages.vllm_xargs"
+)
 def test_the_fields_of_chats_reach_the_engine() -> None:
     more = {
         "bad_words": ["no"],
@@ -105,6 +107,7 @@ def test_the_fields_of_chats_reach_the_engine() -> None:
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
         "stop": ["e"],
+        "vllm_xargs": {"program": "p", "weight": 2},
     }
     config = ServerConfig(EngineConfig(model="m", scheduling_policy="priority"))
 

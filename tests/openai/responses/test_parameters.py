@@ -26,11 +26,11 @@ def text_of(answer: Any) -> str:
     "responses.stop_token_ids", "responses.ignore_eos", "responses.min_tokens", "responses.cache_salt"
 )
 @pytest.mark.conforms("responses.max_output_tokens", "responses.priority", "responses.user", "responses.timeout")
-@pytest.mark.conforms("responses.structured_outputs")
+@pytest.mark.conforms("responses.structured_outputs", "responses.vllm_xargs")
 def test_passed_on_to_the_engine() -> None:
     fields = {"max_output_tokens" if name == "max_tokens" else name: value for name, value, _ in PASSED_ON}
     more = {"bad_words": ["ab"], "cache_salt": "s", "structured_outputs": {"regex": "a+"}}
-    urgency = {"priority": 5, "user": "u", "timeout": 9.0}
+    urgency = {"priority": 5, "user": "u", "timeout": 9.0, "vllm_xargs": {"program": "p", "ttft": 0.5}}
     answer, link = respond("x", PRIORITIES, **fields, **more, **urgency)
     assert answer.status_code == 200, answer.text
     (submit,) = link.submitted
@@ -40,6 +40,7 @@ def test_passed_on_to_the_engine() -> None:
     assert submit.params.bad_token_ids and submit.params.cache_salt == "s"
     assert (submit.params.structured.kind, submit.params.structured.value) == ("regex", "a+")
     assert (submit.urgency.priority, submit.urgency.tenant, submit.urgency.deadline) == (5, "u", 9.0)
+    assert (submit.urgency.program, submit.urgency.ttft) == ("p", 0.5)
     assert answer.json()["temperature"] == 0.5 and answer.json()["top_p"] == 0.25
 
 
