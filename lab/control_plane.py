@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     config = EngineConfig("preset:toy", scheduler="orca", max_num_seqs=args.rows, max_model_len=NUM_INPUT + NUM_OUTPUT)
     payloads = plans(config)
     found = surroundings(config) | {"rows": args.rows, "plans": len(payloads), "passes": args.passes}
-    taken, machine = Quiet().run(lambda: measure(payloads, args.passes))
+    taken, machine = Quiet().run_quietly(lambda: measure(payloads, args.passes))
     found |= machine | {"median_bytes": statistics.median(map(len, payloads))}
     for way in WAYS:
         found[way] = {f"median_{name}_us": 1e6 * statistics.median(each) for name, each in taken[way].items()}
@@ -76,7 +76,7 @@ def plans(config: EngineConfig) -> list[bytes]:
     with build_engine(config) as built, built.engine.observed_by(sent):
         for index in range(config.max_num_seqs):
             params = SamplingParams(NUM_OUTPUT, temperature=0.0, ignore_eos=True)
-            built.engine.add(f"r{index}", range(NUM_INPUT), params)
+            built.engine.add_request(f"r{index}", range(NUM_INPUT), params)
         while built.engine.has_work:
             built.engine.step()
     return sent.payloads

@@ -155,7 +155,7 @@ def _serve(
 
     def add(n: int) -> None:
         params = SamplingParams(max_tokens=answers.max_tokens, temperature=0.7, top_p=0.95, seed=n)
-        engine.add(str(n), answers.prompts[n], params)
+        engine.add_request(str(n), answers.prompts[n], params)
 
     for updates in feed(engine, in_order([start + due for due in arrivals]), add, clock, wait_until, await_until):
         for update in updates:

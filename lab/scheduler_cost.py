@@ -122,7 +122,7 @@ def measure(rate: float, scheduler: KnownScheduler, num_requests: int) -> dict[s
         num_prompt, generated, _ = requests[index]
         urgency = Urgency(index % 2, str(index % TENANTS), 60.0 if index % 4 == 0 else None)
         params = SamplingParams(generated, ignore_eos=True)
-        engine.add(str(index), prompt[:num_prompt], params, urgency=urgency)
+        engine.add_request(str(index), prompt[:num_prompt], params, urgency=urgency)
 
     start = time.process_time()
     for _ in feed(engine, in_order(arrivals), add, clock, partial(advance, clock), executor.wait_until):

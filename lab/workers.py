@@ -85,7 +85,7 @@ def measure(config: EngineConfig, stages: int, args: argparse.Namespace) -> dict
         for _ in range(args.passes):
             for number in numbers:
                 reschedule(built, replace(largest, n_workers=number))
-                (seconds, ids), about = quiet.run(lambda: serve(built.engine, prompts, num_output))
+                (seconds, ids), about = quiet.run_quietly(lambda: serve(built.engine, prompts, num_output))
                 rates[number].append(len(prompts) * num_output / seconds)
                 machine.append({"n_workers": number, **about})
                 tokens.append(ids)
@@ -103,7 +103,7 @@ def serve(engine: Engine, prompts: Sequence[Sequence[int]], num_output: int) -> 
     start = time.perf_counter()
     ids: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts):
-        engine.add(str(index), prompt, SamplingParams(num_output, temperature=0.0, ignore_eos=True))
+        engine.add_request(str(index), prompt, SamplingParams(num_output, temperature=0.0, ignore_eos=True))
     while engine.has_work:
         for update in engine.step():
             assert update.error is None, update.error

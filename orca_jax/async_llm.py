@@ -80,7 +80,7 @@ class AsyncLLM:
             EngineDeadError: the engine ended while it was loading.
         """
         client = self._client = EngineClient(self._config)
-        self._engine = asyncio.create_task(Supervisor(self._config, client, self._set_ready).run())
+        self._engine = asyncio.create_task(Supervisor(self._config, client, self._set_ready).run_engines())
         try:
             await asyncio.wait((self._engine, client.ready), return_when="FIRST_COMPLETED")
             if self._engine.done():
@@ -204,7 +204,7 @@ class AsyncLLM:
         submits: list[Submit] = []
         for index in range(params.n):
             candidate_id = client.new_request_id()
-            candidates[candidate_id] = of.add(texts.tokenizer, params)
+            candidates[candidate_id] = of.add_candidate(texts.tokenizer, params)
             submits.append(Submit(candidate_id, ids, of_candidate(in_ids, index), Urgency(priority), adapter))
         try:
             async with client.open(submits) as call:
@@ -215,7 +215,7 @@ class AsyncLLM:
                         candidate = candidates[update.request_id]
                         if candidate.stream.finish_reason is not None:
                             continue  # after a stop string
-                        if not candidate.take(update):
+                        if not candidate.take_update(update):
                             continue
                         if update.finish_reason is None:
                             call.abort(update.request_id)  # ended by a stop string

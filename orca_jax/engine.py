@@ -150,7 +150,7 @@ class Engine:
         self._overruled_decisions = self._slow_decisions = 0
         self._schedule_seconds = self._update_seconds = self._wait_seconds = 0.0
 
-    def add(
+    def add_request(
         self,
         request_id: str,
         prompt_ids: Sequence[int],
@@ -169,7 +169,7 @@ class Engine:
         """
         seed = self._seeds.getrandbits(63)
         now = self._clock()
-        request = self.pool.add(
+        request = self.pool.add_request(
             request_id,
             prompt_ids,
             params,
@@ -186,8 +186,8 @@ class Engine:
         return self.pool.abort(request_id)
 
     def add_adapter(self, adapter: Adapter, weights: Any) -> None:
-        """Make an adapter available to new requests, by its name. Raises RequestError, as `AdapterSlots.add` does."""
-        self.pool.adapters.add(adapter)
+        """Make an adapter available to new requests by its name. Raises the errors of `AdapterSlots.add_adapter`."""
+        self.pool.adapters.add_adapter(adapter)
         self._weights[adapter.key] = weights
 
     def remove_adapter(self, name: str) -> None:

@@ -166,7 +166,7 @@ class StartTimes:
                 if not self._running[name]:
                     self._seconds[name] += self._clock() - self._since.pop(name)
 
-    def add(self, name: StartPhase, seconds: float) -> None:
+    def add_time(self, name: StartPhase, seconds: float) -> None:
         """Count time measured elsewhere for a phase, in addition to its blocks."""
         with self._lock:
             self._seconds[name] += seconds

@@ -266,7 +266,7 @@ class Training:
     def evaluate(self, train_loss: float) -> None:
         """Measure, save the state, and write the model if it is the best so far."""
         run = self.run
-        scores = asdict(self.exam.take(self.trainer))
+        scores = asdict(self.exam.score(self.trainer))
         record = Record(run.step, run.tokens, round(run.seconds / 60, 2), train_loss, **scores)
         run.history.append(record)
         tqdm.write(json.dumps(asdict(record)))

@@ -131,7 +131,7 @@ GREEDY = SamplingParams(max_tokens=3, temperature=0)
 @pytest.mark.parametrize("name", ["orca", "request_level"])
 def test_a_constraint_is_followed_and_advanced(name) -> None:
     lab, script = Lab(name), Script(1 << 4 | 1 << 5, 1 << 60, 1 << 7)
-    lab.engine.add("A", [1, 2, 3], GREEDY, script)
+    lab.engine.add_request("A", [1, 2, 3], GREEDY, script)
     lab.add("B", 3, 3)
     lab.run()
     expected = lab.expected([1, 2, 3], GREEDY)
@@ -142,7 +142,7 @@ def test_a_constraint_is_followed_and_advanced(name) -> None:
 def test_parameters_and_a_constraint_together() -> None:
     lab = Lab()
     params = SamplingParams(max_tokens=3, temperature=0, bad_token_ids=((4,), (5, 5)))
-    lab.engine.add("A", [1, 2, 3], params, Script(*[1 << 4 | 1 << 5 | 1 << 6] * 3))
+    lab.engine.add_request("A", [1, 2, 3], params, Script(*[1 << 4 | 1 << 5 | 1 << 6] * 3))
     lab.run()
     assert lab.tokens["A"] == [5, 6, 5]
 
@@ -158,7 +158,7 @@ def test_parameters_and_a_constraint_together() -> None:
 )
 def test_a_constraint_that_allows_nothing_ends_its_request_alone(name, sets, words: str) -> None:
     lab = Lab(name)
-    lab.engine.add("A", [1, 2, 3], SamplingParams(max_tokens=5, temperature=0, logprobs=1), Script(*sets))
+    lab.engine.add_request("A", [1, 2, 3], SamplingParams(max_tokens=5, temperature=0, logprobs=1), Script(*sets))
     lab.add("B", 3, 5)
     lab.run()
     assert (lab.tokens["A"], lab.ends["A"].finish_reason) == ([4], "error")
@@ -172,9 +172,9 @@ def test_a_constraint_that_allows_nothing_ends_its_request_alone(name, sets, wor
 def test_constraints_with_several_iterations_in_flight() -> None:
     lab = Lab(max_bs=1, n_workers=3)
     scripts = {request_id: Script(1 << 4, 1 << 5, 1 << 6) for request_id in "AC"}
-    lab.engine.add("A", [1, 2, 3], GREEDY, scripts["A"])
+    lab.engine.add_request("A", [1, 2, 3], GREEDY, scripts["A"])
     lab.add("B", 3, 3)
-    lab.engine.add("C", [1, 2, 3], GREEDY, scripts["C"])
+    lab.engine.add_request("C", [1, 2, 3], GREEDY, scripts["C"])
     lab.run()
     assert lab.tokens == {"A": [4, 5, 6], "B": lab.expected([1, 2, 3], GREEDY), "C": [4, 5, 6]}
 
@@ -186,14 +186,14 @@ def test_the_time_of_constraints_is_counted() -> None:
             return super().allowed()
 
     lab = Lab()
-    lab.engine.add("A", [1, 2, 3], GREEDY, Slow(1, 1, 1))
+    lab.engine.add_request("A", [1, 2, 3], GREEDY, Slow(1, 1, 1))
     lab.run()
     assert lab.engine.stats.schedule_seconds >= 0.03
 
 
 def test_min_tokens_cost_nothing_after_they_are_generated() -> None:
     lab = Lab(eos=[0])
-    lab.engine.add("A", [1, 2, 3], SamplingParams(max_tokens=4, temperature=0, min_tokens=2))
+    lab.engine.add_request("A", [1, 2, 3], SamplingParams(max_tokens=4, temperature=0, min_tokens=2))
     lab.run()
     assert [plan.is_constrained for plan in lab.executor.plans] == [True, True, False, False]
 
@@ -201,7 +201,7 @@ def test_min_tokens_cost_nothing_after_they_are_generated() -> None:
 def test_a_request_without_constraint_needs_no_sets() -> None:
     lab = Lab()
     lab.executor.constrain = None  # type: ignore[assignment, method-assign]
-    lab.engine.add("A", [1, 2, 3], SamplingParams(max_tokens=3, temperature=0, logit_bias={4: 1.0}, logprobs=1))
+    lab.engine.add_request("A", [1, 2, 3], SamplingParams(max_tokens=3, temperature=0, logit_bias={4: 1.0}, logprobs=1))
     lab.run()
     assert len(lab.tokens["A"]) == 3
 
@@ -209,7 +209,7 @@ def test_a_request_without_constraint_needs_no_sets() -> None:
 def test_prompt_logprobs_come_with_the_first_ids() -> None:
     lab = Lab("request_level")
     params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1, logprobs=1)
-    lab.engine.add("A", [1, 2, 3, 4, 5], params)
+    lab.engine.add_request("A", [1, 2, 3, 4, 5], params)
     lab.add("B", 2, 4)
     lab.run()
     assert lab.batches[0] == "A2- B2", "the rest of A's prompt comes an id at a time"
@@ -224,7 +224,7 @@ def test_a_rejected_request_disturbs_no_other() -> None:
     lab.step()
     for prompt, param in (([], "prompt"), ([VOCAB], "prompt"), ([1] * 60, "max_tokens")):
         with pytest.raises(RequestError) as caught:
-            lab.engine.add("B", prompt, SamplingParams(max_tokens=5))
+            lab.engine.add_request("B", prompt, SamplingParams(max_tokens=5))
         assert caught.value.param == param
     with pytest.raises(RequestError, match="already"):
         lab.add("A", 1, 1)
@@ -236,7 +236,7 @@ def test_seeds_are_drawn_from_the_engines_seed() -> None:
     def tokens(seed: int) -> dict[str, list[int]]:
         lab = Lab(seed=seed)
         for request_id in "AB":
-            lab.engine.add(request_id, [1, 2, 3], SamplingParams(max_tokens=8))
+            lab.engine.add_request(request_id, [1, 2, 3], SamplingParams(max_tokens=8))
         lab.run()
         return lab.tokens
 
@@ -248,7 +248,7 @@ def test_seeds_are_drawn_from_the_engines_seed() -> None:
 def test_a_seed_of_the_request() -> None:
     lab = Lab(seed=4)
     params = SamplingParams(max_tokens=8, seed=11)
-    lab.engine.add("A", [1, 2, 3], params)
+    lab.engine.add_request("A", [1, 2, 3], params)
     lab.run()
     assert lab.tokens["A"] == toy_generate([1, 2, 3], params, vocab_size=VOCAB)
 

@@ -76,7 +76,7 @@ def run_updates(engine: Engine, jobs: Sequence[Job]) -> list[list[RequestUpdate]
     while open_jobs:
         for index, job in enumerate(jobs):
             if job.at_step == step:
-                engine.add(str(index), job.prompt, job.params, urgency=job.urgency, adapter=job.adapter)
+                engine.add_request(str(index), job.prompt, job.params, urgency=job.urgency, adapter=job.adapter)
         for update in engine.step():
             updates[int(update.request_id)].append(update)
             open_jobs -= update.finish_reason is not None

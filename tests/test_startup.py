@@ -25,7 +25,7 @@ def clock() -> MovedClock:
 
 def test_phases_are_summed_and_the_total_is_separate(clock: MovedClock) -> None:
     times = StartTimes(90.0, clock)
-    times.add("import", times.elapsed)
+    times.add_time("import", times.elapsed)
     for seconds in (2, 3):
         with times.phase("load"):
             clock.now += seconds

@@ -107,7 +107,7 @@ def one_pass(engine: Engine, row: Arrangement, num_requests: int, output_len: in
     for number in range(num_requests):
         ids = random.integers(0, engine.pool.vocab_size, PROMPT_TOKENS).tolist()
         name = None if row.kind is None else f"{row.kind} {number % row.adapters}"
-        engine.add(str(number), [number % engine.pool.vocab_size, *ids], params, adapter=name)
+        engine.add_request(str(number), [number % engine.pool.vocab_size, *ids], params, adapter=name)
     while engine.has_work:
         engine.step()
     return time.perf_counter() - start

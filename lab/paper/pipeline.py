@@ -93,7 +93,7 @@ def stage_times() -> dict[str, list[Busy]]:
         observer = StageObserver(simulation.executor, simulation.clock)
         with engine.observed_by(observer):
             for index, each in enumerate(SHORT):
-                engine.add(str(index), [1] * each.num_prompt, SamplingParams(each.max_tokens, ignore_eos=True))
+                engine.add_request(str(index), [1] * each.num_prompt, SamplingParams(each.max_tokens, ignore_eos=True))
             while engine.has_work:
                 engine.step()
         found[name] = observer.busy

@@ -114,7 +114,7 @@ def serve(
         params = SamplingParams(
             request.max_tokens, temperature=0.0, ignore_eos=request.num_generated == request.max_tokens
         )
-        engine.add(str(index), prompts[index], params)
+        engine.add_request(str(index), prompts[index], params)
 
     num_warm = int(WARM_UP * len(requests))
     for updates in feed(engine, in_order(arrivals), add, clock, drive.wait_until, drive.await_until):

@@ -94,8 +94,8 @@ class Sweep:
         requests = self.workload(count)
         arrivals = arrivals_at(rate, count, self.seed)
         system, start = parse_system(name), time.monotonic()
-        result, machine = self.laboratory.quiet.run(
-            lambda: self.laboratory.run(system, requests, arrivals, seed=self.seed)
+        result, machine = self.laboratory.quiet.run_quietly(
+            lambda: self.laboratory.serve_requests(system, requests, arrivals, seed=self.seed)
         )
         result = replace(result, throughput=steady_throughput(result.ends))
         warm = count - len(result.normalized)

@@ -55,7 +55,7 @@ def figure_9(laboratory: Laboratory, seed: int, sizes: Sequence[int] = MICRO_BAT
         taken: dict[str, list[list[float]]] = {name: [[] for _ in sizes] for name in engines}
         order = list(engines)
         for _ in range(passes):
-            seconds, about = laboratory.quiet.run(partial(_one_pass, laboratory, engines, order, sizes))
+            seconds, about = laboratory.quiet.run_quietly(partial(_one_pass, laboratory, engines, order, sizes))
             machine.append({"kind": kind, **about})
             for name, times in seconds.items():
                 for number, each in enumerate(times):
@@ -93,7 +93,7 @@ def batch_seconds(laboratory: Laboratory, engine: str, requests: Sequence[Length
     """Seconds of one batch with all requests, from its arrival to its last token."""
     size = len(requests)
     system = System("orca", size) if engine == "orca" else System("ft", size, size)
-    return max(laboratory.run(system, requests, [0.0] * size, has_gaps=False).ends)
+    return max(laboratory.serve_requests(system, requests, [0.0] * size, has_gaps=False).ends)
 
 
 def _equal(engine: str, num_prompt: int, generated: int) -> Callable[[int], tuple[str, Sequence[Lengths]]]:

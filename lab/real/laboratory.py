@@ -96,7 +96,7 @@ class Laboratory:
         """Ids of prompts are below it."""
         return self.model.vocab_size
 
-    def run(
+    def serve_requests(
         self,
         system: System,
         requests: Sequence[Lengths],
@@ -126,7 +126,7 @@ class Laboratory:
         """Run a few requests under each system, so that first-use costs are paid."""
         for system in systems:
             requests = [Lengths(16 + 8 * n, 2, 2) for n in range(min(system.max_bs, 4))]
-            self.run(system, requests, [0.0] * len(requests))
+            self.serve_requests(system, requests, [0.0] * len(requests))
         gc.collect()
         gc.freeze()
 

@@ -22,7 +22,7 @@ class Quiet:
     most_load: float = (os.cpu_count() or 1) + 1.0
     patience: float = 300.0
 
-    def run[T](self, work: Callable[[], T]) -> tuple[T, dict[str, Any]]:
+    def run_quietly[T](self, work: Callable[[], T]) -> tuple[T, dict[str, Any]]:
         """Run until the load is low enough, at most `ATTEMPTS` times; keep the attempt with the lowest load.
 
         Returns:

@@ -121,7 +121,7 @@ def measure(
     slots = [(system, load) for load in FIT_LOADS for system in fits]
     for number, (system, load) in enumerate(slots, 1):
         with recording(laboratory, fitting[system.kind]):
-            laboratory.run(system, requests, arrivals_at(load * tops[system.name], count, seed), seed=seed)
+            laboratory.serve_requests(system, requests, arrivals_at(load * tops[system.name], count, seed), seed=seed)
         while len(waiting) > (len(slots) - number) * len(conditions) * PASSES / len(slots):
             name = waiting.pop(0)
             recorded[name].append(_recorded(laboratory, conditions[name], timelines[name]))
@@ -219,13 +219,15 @@ def figures_of(result: RunResult, arrivals: Sequence[float]) -> dict[str, float]
 
 def _recorded(laboratory: Laboratory, one: Condition, timelines: list[Timeline]) -> dict[str, float]:
     with recording(laboratory, timelines):
-        return figures_of(laboratory.run(one.system, one.requests, one.arrivals, seed=one.seed), one.arrivals)
+        return figures_of(
+            laboratory.serve_requests(one.system, one.requests, one.arrivals, seed=one.seed), one.arrivals
+        )
 
 
 def _saturation(laboratory: Laboratory, system: System, requests: Sequence[Lengths]) -> float:
     """Requests per second with all requests there from the start."""
     arrivals = [0.0] * len(requests)
-    return steady_throughput(laboratory.run(system, requests, arrivals, seed=laboratory.config.seed).ends)
+    return steady_throughput(laboratory.serve_requests(system, requests, arrivals, seed=laboratory.config.seed).ends)
 
 
 def _tokens(requests: Sequence[Lengths]) -> float:

@@ -134,7 +134,7 @@ def _run(built: Built, text: Text, rows: int, num_output: int) -> SpeculativePas
     for index in range(rows):
         ids = built.tokenizer.encode(text.prompts[index % len(text.prompts)])[: built.max_model_len - num_output]
         params = SamplingParams(max_tokens=num_output, temperature=text.temperature, seed=index, ignore_eos=True)
-        engine.add(str(index), ids, params)
+        engine.add_request(str(index), ids, params)
     cpu, before = time.process_time(), engine.stats.iterations
     seconds = _drain(engine, tokens)
     cpu = time.process_time() - cpu

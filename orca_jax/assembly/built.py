@@ -52,7 +52,7 @@ class Built:
 
     engine: Engine
     tokenizer: Tokenizer
-    grammars: GrammarFactory  # compiles `SamplingParams.structured` to a constraint for `Engine.add`
+    grammars: GrammarFactory  # compiles `SamplingParams.structured` to a constraint for `Engine.add_request`
     model_config: ModelConfig
     max_model_len: int  # of one request, prompt and generated tokens together
     timeline_header: TimelineHeader  # the first line of a timeline of this engine

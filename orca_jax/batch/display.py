@@ -11,7 +11,7 @@ LINE_SECONDS = 10.0
 
 
 class Display:
-    """Shows the progress of a run. `add` is called after every row.
+    """Shows the progress of a run. `add_row` is called after every row.
 
     Args:
         total: number of input rows.
@@ -34,7 +34,7 @@ class Display:
         if enabled and out.isatty():
             self._bar = tqdm(total=total, initial=done, desc="Answering", unit="row", file=out, dynamic_ncols=True)
 
-    def add(self, tokens: int) -> None:
+    def add_row(self, tokens: int) -> None:
         """Count an answered row and its generated tokens."""
         self._done += 1
         self._tokens += tokens

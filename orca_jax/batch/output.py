@@ -257,7 +257,7 @@ class InputOrder:
         self._rows: dict[int, bytes] = {}
         self.held = 0  # bytes of rows held back
 
-    def add(self, line: int, row: bytes) -> bytes:
+    def add_row(self, line: int, row: bytes) -> bytes:
         """Add a row; return the rows that can be written now."""
         if line != self._next:
             self._rows[line] = row
@@ -277,6 +277,6 @@ class AsFinished:
 
     held = 0
 
-    def add(self, line: int, row: bytes) -> bytes:
+    def add_row(self, line: int, row: bytes) -> bytes:
         """Add a row; return the rows that can be written now."""
         return row

@@ -61,7 +61,7 @@ def run_batch(config: BatchConfig, built: Built | None = None) -> Summary:
             display = Display(file.num_lines, ledger.num_done, sys.stderr, enabled=shows)
             run = BatchRun(config, file, record, ledger, summary, display)
             try:
-                asyncio.run(run.run(answerer, output))
+                asyncio.run(run.answer_rows(answerer, output))
             except asyncio.CancelledError:  # by SIGTERM
                 raise KeyboardInterrupt from None
             finally:
@@ -79,7 +79,7 @@ def _recover(config: BatchConfig, record: RunRecord, output: OutputFile, ledger:
                 f"line {number} of {config.output} does not belong to this batch, or not in this position; {REMEDY}"
             )
             raise ConfigError(message, param="output")
-        summary.add(row.summary)
+        summary.add_row(row.summary)
     summary.begin(ledger.num_done)
 
 
@@ -139,7 +139,7 @@ class BatchRun:
         self._num_open = 0
         self._changed = asyncio.Event()
 
-    async def run(self, answerer: Answerer, output: OutputFile) -> None:
+    async def answer_rows(self, answerer: Answerer, output: OutputFile) -> None:
         """Answer the remaining rows. Raises the same errors as `run_batch`."""
         wakes = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._answerer = answerer
@@ -203,11 +203,11 @@ class BatchRun:
         self._changed.set()
 
     def _put(self, line: int, row: bytes, summary: RowSummary) -> None:
-        ready = self._order.add(line, row)
+        ready = self._order.add_row(line, row)
         if ready:
             self._writer.put(ready)
-        self._summary.add(summary)
-        self._display.add(summary.completion_tokens)
+        self._summary.add_row(summary)
+        self._display.add_row(summary.completion_tokens)
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

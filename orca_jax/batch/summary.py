@@ -36,7 +36,7 @@ class Summary:
         yield
         self._around[name] = self._around.get(name, 0.0) + time.monotonic() - start
 
-    def add(self, summary: RowSummary) -> None:
+    def add_row(self, summary: RowSummary) -> None:
         """Count a row."""
         self._rows += 1
         if summary.error is not None:

@@ -49,7 +49,7 @@ def run_workload(engine: Engine, workload: Sequence[WorkloadRequest], *, tempera
     def add(index: int) -> None:
         request = workload[index]
         params = SamplingParams(max_tokens=request.num_output, temperature=temperature, seed=index, ignore_eos=True)
-        engine.add(names[index], request.prompt_ids, params)
+        engine.add_request(names[index], request.prompt_ids, params)
 
     coming = in_order([start + request.arrival for request in workload])
     for updates in feed(engine, coming, add, time.monotonic, sleep_until):

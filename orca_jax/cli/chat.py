@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{model.name}. /help lists the commands.")
         conversation = TerminalChat(model, system)
         while (line := _read_line(is_terminal)) is not None:
-            if not conversation.take(line.strip()):
+            if not conversation.take_line(line.strip()):
                 break
     return 0 if conversation.num_failed == 0 or is_terminal else 1
 
@@ -69,7 +69,7 @@ class TerminalChat:
         self.num_failed = 0
         self._set_system(system)
 
-    def take(self, line: str) -> bool:
+    def take_line(self, line: str) -> bool:
         """Run a command or answer a message. Returns False after the last one."""
         command, _, rest = line.partition(" ")
         if command in ("/exit", "/quit"):

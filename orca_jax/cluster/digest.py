@@ -30,7 +30,7 @@ class Digester:
     def __init__(self) -> None:
         self._calls = self._results = 0
 
-    def add(self, payloads: Sequence[bytes], result: StepResult) -> Digests:
+    def add_iteration(self, payloads: Sequence[bytes], result: StepResult) -> Digests:
         """Take the messages of an iteration and its result; return the digests up to it."""
         for payload in payloads:
             self._calls = zlib.crc32(payload, self._calls)

@@ -61,7 +61,7 @@ class ClusterExecutor:
         """
         result = self._explained(lambda: self._local.collect(handle))
         self._num_collected += 1
-        self._leader.compare(result.iteration, self._digest.add(self._payloads.popleft(), result))
+        self._leader.compare(result.iteration, self._digest.add_iteration(self._payloads.popleft(), result))
         return result
 
     def rest(self) -> None:

@@ -56,7 +56,7 @@ class Follower:
     """Repeats the leader's calls.
 
     Args:
-        executor: owned by the thread that calls `run`.
+        executor: owned by the thread that calls `repeat_calls`.
         plans: the socket for plans.
         link: takes reports.
         status: updated with the progress of the thread.
@@ -73,7 +73,7 @@ class Follower:
         self._awaited: Handle | None = None  # given to the waiter
         self._woken, self._wake = link.wake_pair()
 
-    def run(self) -> NoReturn:
+    def repeat_calls(self) -> NoReturn:
         """Repeat calls until the connection's thread ends the process."""
         poller, status = zmq.Poller(), self._status
         poller.register(self._plans, zmq.POLLIN)
@@ -115,7 +115,7 @@ class Follower:
         result = self._executor.collect(oldest.handle)
         self._status.num_done += 1
         self._status.turns += 1
-        self._link.send(Report(oldest.number, self._digest.add(oldest.payloads, result)))
+        self._link.send(Report(oldest.number, self._digest.add_iteration(oldest.payloads, result)))
         self._await_oldest()
 
     def _await_oldest(self) -> None:

@@ -22,7 +22,7 @@ CAUSE_SECONDS = 5.0  # for the leader's engine to report the reason, after the e
 class Rank:
     """The actor of one worker. The worker runs in the process of the actor, and both end together."""
 
-    def run(self, config: ServerConfig, keys: bytes) -> None:
+    def follow_leader(self, config: ServerConfig, keys: bytes) -> None:
         """Follow the leader until the end of this process.
 
         Raises:
@@ -54,7 +54,7 @@ class Gang:
         self._actors = [_new_actor(rank) for rank in range(1, config.nnodes)]
         keys = path.read_bytes()
         self._ends = [
-            actor.run.remote(dataclasses.replace(self.config, node_rank=rank), keys)
+            actor.follow_leader.remote(dataclasses.replace(self.config, node_rank=rank), keys)
             for rank, actor in enumerate(self._actors, start=1)
         ]
 

@@ -49,7 +49,7 @@ class Replica:
         observer.follow(client)
         service = Service(client, config, observer)
         self._closing.callback(service.close)
-        self._engine = asyncio.create_task(Supervisor(config, client, service.set_ready).run())
+        self._engine = asyncio.create_task(Supervisor(config, client, service.set_ready).run_engines())
         await client.ready
         app = create_app(service, config, observer)
         return RootPath(app, config.root_path) if config.root_path else app

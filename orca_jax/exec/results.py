@@ -115,11 +115,11 @@ def _pool(plan: StepPlan, launch: Launch, sums: VectorSums) -> dict[int, tuple[b
         vector: NDArray[np.floating] = hidden[tokens.first_place]
         if member.pools != "last":
             vectors = hidden[tokens.first_place : tokens.first_place + tokens.size]
-            vector = sums.add(member.row, tokens.position, vectors) / (tokens.position + tokens.size)
+            vector = sums.add_vectors(member.row, tokens.position, vectors) / (tokens.position + tokens.size)
         if not tokens.is_last or member.pools == "sum":
             continue
         if member.pools == "mean":
-            sums.take(member.row)
+            sums.forget_row(member.row)
         done[tokens.member] = vector.astype(np.float32).tobytes(), bool(np.isfinite(vector).all())
     return done
 

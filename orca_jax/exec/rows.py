@@ -93,7 +93,7 @@ class VectorSums:
     def __init__(self) -> None:
         self._sums: dict[int, NDArray[np.float64]] = {}
 
-    def add(self, row: int, position: int, vectors: NDArray[np.floating]) -> NDArray[np.float64]:
+    def add_vectors(self, row: int, position: int, vectors: NDArray[np.floating]) -> NDArray[np.float64]:
         """Add the vectors of the tokens from `position` on, one by one, and return the sum from position 0 on.
 
         The sum of float64 in the order of the tokens does not depend on the launches.
@@ -102,7 +102,7 @@ class VectorSums:
         self._sums[row] = total = np.cumsum(np.concatenate([before, vectors], dtype=np.float64), axis=0)[-1]
         return total
 
-    def take(self, row: int) -> None:
+    def forget_row(self, row: int) -> None:
         """Forget the sum of a row."""
         del self._sums[row]
 

@@ -53,7 +53,7 @@ _REFUSALS: dict[EngineState, str] = {
 
 
 class Link(Protocol):
-    """A connection to an engine. The engine's messages go to `EngineClient.take`, in the engine's order."""
+    """A connection to an engine. The engine's messages go to `EngineClient.take_message`, in the engine's order."""
 
     def send(self, message: FromFrontEnd) -> None:
         """Send a message to the engine; discard it if the engine has ended."""
@@ -260,7 +260,7 @@ class EngineClient:
         return (await self._changes.ask(ReplaceWeights(aborts))).version
 
     def attach(self, link: Link, watch: Callable[[Heartbeat], None] | None = None) -> None:
-        """Use a new engine, still loading. Its messages go to `take`, and its heartbeats also to `watch`."""
+        """Use a new engine, still loading. Its messages go to `take_message`, and its heartbeats also to `watch`."""
         self._link = link
         self._watch = watch
         self._move("loading")
@@ -301,7 +301,7 @@ class EngineClient:
         self.feed.close()
         self._fail_all(self._refusal())
 
-    def take(self, message: FromEngine) -> None:
+    def take_message(self, message: FromEngine) -> None:
         """Route a message of the engine."""
         match message:
             case Updates(updates, running, waiting):
@@ -314,7 +314,7 @@ class EngineClient:
             case Rejected():
                 self._deliver(message, is_last=True)
             case Iterations(lines):
-                self.feed.take(lines)
+                self.feed.take_lines(lines)
             case Heartbeat():
                 if message.phase == "compiling" and self.state == "loading":
                     self._move("compiling")

@@ -53,7 +53,7 @@ class Watcher:
             self._feed.resume()
         return news
 
-    def add(self, lines: bytes) -> None:
+    def add_lines(self, lines: bytes) -> None:
         """Add lines for `receive`, and drop the oldest ones if the reader is slow."""
         if len(self._unread) == MAX_UNREAD:
             self._num_dropped += self._unread.popleft().count(b"\n")
@@ -114,10 +114,10 @@ class Feed:
         if self._watchers:
             self._send(Watch(True))
 
-    def take(self, lines: bytes) -> None:
+    def take_lines(self, lines: bytes) -> None:
         """Add lines of the engine for all watchers."""
         for watcher in self._watchers:
-            watcher.add(lines)
+            watcher.add_lines(lines)
 
     def close(self) -> None:
         """End all watches, since the server stops."""

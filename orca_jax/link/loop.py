@@ -149,7 +149,7 @@ class EngineLoop:
     """Runs an engine on messages.
 
     Args:
-        engine: owned by the thread that calls `run`.
+        engine: owned by the thread that calls `run_engine`.
         inbox: messages of the front end, of the compiling threads and of the thread that waits for results. The
             main thread waits here and nowhere else, unless the pipeline is full.
         send: sends a message to the front end; called by several threads.
@@ -188,7 +188,7 @@ class EngineLoop:
         status.late = lambda: (self._grammars.num_late, self._adapters.num_late)
         status.sample(engine)
 
-    def run(self) -> None:
+    def run_engine(self) -> None:
         """Step while there is work, otherwise wait for messages; return when the front end has gone."""
         engine, status = self._engine, self._status
         status.watch(engine)
@@ -305,7 +305,7 @@ class EngineLoop:
 
     def _add(self, submit: Submit, constraint: Constraint | None) -> None:
         try:
-            self._engine.add(
+            self._engine.add_request(
                 submit.request_id, submit.prompt_ids, submit.params, constraint, submit.urgency, submit.adapter
             )
         except RequestError as error:

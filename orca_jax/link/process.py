@@ -96,7 +96,7 @@ def _main(argv: list[str]) -> int:
 def _run(start: Start, inbox: Inbox, send: Send, status: EngineStatus, cluster: "LeaderBuild | None") -> None:
     status.enter("loading")
     times = StartTimes(start.begun)
-    times.add("import", times.elapsed)
+    times.add_time("import", times.elapsed)
     with _publisher(start) as publisher:  # before the model: its address may be wrong
         built = build_engine(
             start.config,
@@ -130,7 +130,7 @@ def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineS
     status.enter("serving")
     send(status.heartbeat())  # the front end sees this phase even if the engine dies at once
     send(ready_message(built))
-    loop.run()
+    loop.run_engine()
     built.engine.observer.flush()
 
 

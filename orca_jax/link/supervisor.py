@@ -99,7 +99,7 @@ class Supervisor:
         self._failures: deque[float] = deque()  # times of the last ends
         self._is_loading_again = False  # true while a new engine loads the adapters of the one before
 
-    async def run(self) -> NoReturn:
+    async def run_engines(self) -> NoReturn:
         """Run engines until one ends that is not restarted.
 
         Raises:
@@ -123,7 +123,7 @@ class Supervisor:
         """Run one process from its start to its end; return the reason of its end."""
         self._is_loading_again = False
         detector = HangDetector(self._config)
-        link = self._make_link(self._client.take, self._begun)
+        link = self._make_link(self._client.take_message, self._begun)
         self._begun = None  # a restart begins with its process
         self._client.attach(link, detector.hear)
         watcher = asyncio.create_task(self._watch(link, detector))

@@ -58,7 +58,7 @@ class EngineThread:
 
     def _run(self, engine_loop: EngineLoop) -> None:
         try:
-            engine_loop.run()
+            engine_loop.run_engine()
         except BaseException as error:  # also a panic of a library: the calls would wait for ever
             logger.exception("the engine failed")
             self.failure = error
@@ -68,15 +68,15 @@ class EngineThread:
         """Pass a message to the client's event loop; called in the engine's thread or a compiling one."""
         assert isinstance(message, FromEngine)
         if isinstance(message, Updates):
-            ready = self._outbox.take(message.updates)
+            ready = self._outbox.take_updates(message.updates)
             if not ready:
                 return
             message = Updates(ready, message.running, message.waiting, message.weight_version)
-        self._loop.call_soon_threadsafe(self._client.take, message)
+        self._loop.call_soon_threadsafe(self._client.take_message, message)
 
 
 class Outbox:
-    """Joins updates of one request for a reader that does not need single tokens. `take` belongs to one thread."""
+    """Joins updates of one request for readers that need no single tokens. `take_updates` belongs to one thread."""
 
     def __init__(self) -> None:
         self._watched: set[str] = set()
@@ -86,7 +86,7 @@ class Outbox:
         """Deliver every update of this request. Call it before the first one; any thread may call it."""
         self._watched.add(request_id)
 
-    def take(self, updates: Sequence[RequestUpdate]) -> list[RequestUpdate]:
+    def take_updates(self, updates: Sequence[RequestUpdate]) -> list[RequestUpdate]:
         """The updates to deliver now, each joined with the held ones of its request."""
         ready: list[RequestUpdate] = []
         for update in updates:

@@ -56,7 +56,7 @@ def run_worker(config: ServerConfig) -> NoReturn:
         status.stillness = _stillness(executor, cluster)
         link.serve()
         link.send(Serving())
-        follower.run()
+        follower.repeat_calls()
     except ConfigError as error:
         link.fail(WorkerFailed(error.message, error.param, is_config=True))
         time.sleep(_ANSWER_SECONDS)

@@ -189,7 +189,7 @@ def encode_prompt(
     convert = partial(encoded, prompt, params, tokenizer, not has_special_tokens, max_model_len)
     if isinstance(prompt, str):
         check_characters(prompt, max_model_len, tokenizer)
-    return threads.run(convert) if isinstance(prompt, str) or params.bad_words else convert()
+    return threads.run_call(convert) if isinstance(prompt, str) or params.bad_words else convert()
 
 
 def check_pooling(params: Sequence[SamplingParams], *, pools: bool) -> None:

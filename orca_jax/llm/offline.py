@@ -331,8 +331,8 @@ class LLM:
         of = OpenPrompt(request_id, call, prompt if isinstance(prompt, str) else None, tuple(ids))
         for index, constraint in enumerate(constraints):
             candidate_id = f"{request_id}.{index}" if index else request_id
-            self.engine.add(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency, adapter)
-            self._turns.open[candidate_id] = of.add(self.tokenizer, params)
+            self.engine.add_request(candidate_id, ids, of_candidate(in_ids, index), constraint, urgency, adapter)
+            self._turns.open[candidate_id] = of.add_candidate(self.tokenizer, params)
             call.candidates.append(candidate_id)
         call.num_open += 1
         return of

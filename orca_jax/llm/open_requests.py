@@ -32,7 +32,7 @@ class OpenPrompt:
     num_open: int = 0
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
-    def add(self, tokenizer: Tokenizer, params: SamplingParams) -> "OpenCandidate":
+    def add_candidate(self, tokenizer: Tokenizer, params: SamplingParams) -> "OpenCandidate":
         """Add a candidate."""
         stream = OutputStream.for_params(tokenizer, params)
         spells = tokenizer if params.detokenize else None
@@ -73,7 +73,7 @@ class OpenCandidate:
     error: str | None = None
     metrics: RequestMetrics | None = None  # None before the end, and if an error or a stop string was the end
 
-    def take(self, update: RequestUpdate) -> bool:
+    def take_update(self, update: RequestUpdate) -> bool:
         """Append the text, ids and log probabilities of an iteration. Return True if the text has ended."""
         self.text += self.stream.push(update.new_ids, update.finish_reason)
         self.ids += update.new_ids

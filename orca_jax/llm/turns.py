@@ -137,7 +137,7 @@ class Turns:
 
     def _take(self, update: RequestUpdate) -> None:
         request = self.open.get(update.request_id)
-        if request is None or not request.take(update):
+        if request is None or not request.take_update(update):
             return  # dropped, or not ended
         if update.error is not None:
             logger.warning("request %s failed: %s", update.request_id, update.error)

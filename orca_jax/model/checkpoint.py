@@ -302,7 +302,7 @@ def _shards(
     lead = [] if num_layers is None else [range(num_layers)]
 
     def count(values: np.ndarray) -> None:
-        not_finite.add(path, _count(values))
+        not_finite.add_tensor(path, _count(values))
 
     return {
         index: _padded(view, [*lead, *bounds_of(index, leaf.shape)], leaf, count)

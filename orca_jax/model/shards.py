@@ -114,7 +114,7 @@ def fill(
         if isinstance(result, OSError):
             problems.append(f"{job.matrix.key}: cannot be read: {first_line(result)}")
             continue
-        not_finite.add(job.matrix.key, result)
+        not_finite.add_tensor(job.matrix.key, result)
         for part in job.parts:
             part.slab.left -= 1
             if part.slab.left:

@@ -122,7 +122,7 @@ async def _fitting_prompt(service: Service, call: ChatRequest, rules: ToolRules)
     except PromptTooLong as error:
         if rules.shown:
             share = await share_of_tools(service, call, rules.shown)
-            error.add(f"{share}: send fewer of them, or shorter descriptions")
+            error.add_remark(f"{share}: send fewer of them, or shorter descriptions")
         raise
     assert whole.text is not None, "a template renders a text"
     return prompt, whole.text

@@ -214,7 +214,7 @@ class CompletionRenderer:
         if self._call.echo and is_first:
             ids = prompt.ids + ids
             logprobs = [None, *(piece.prompt_logprobs or ()), *logprobs]
-        return writer.take(ids, logprobs)
+        return writer.take_tokens(ids, logprobs)
 
     def _writer(self) -> CompletionLogprobsWriter:
         return CompletionLogprobsWriter(self._tokenizer, self._call.logprobs or 0, self._hidden)

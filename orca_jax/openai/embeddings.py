@@ -111,7 +111,7 @@ def _vector(update: RequestUpdate | Rejected, record: RequestRecord) -> bytes:
         raise ApiError(400, update.message, "input" if update.param in ("prompt", "max_tokens") else update.param)
     if update.pooled is None or update.finish_reason != "stop":
         raise failure_of(update.error)
-    record.take(update)
+    record.take_update(update)
     record.end("stop")
     return update.pooled
 

@@ -90,7 +90,7 @@ class PromptTooLong(ApiError):
         same = super().renamed(names)
         return PromptTooLong(same.message, same.param, self.num_tokens, self.maximum, self.remark)
 
-    def add(self, remark: str) -> None:
+    def add_remark(self, remark: str) -> None:
         """Add a remark to the message."""
         self.message += f"; {remark}"
         self.remark += f"; {remark}"

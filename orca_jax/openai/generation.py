@@ -143,7 +143,7 @@ class OpenChoice:
         self._num_calls = 0
         self.num_reasoning = 0  # tokens up to the end of the reasoning
 
-    def take(self, update: RequestUpdate) -> Piece | None:
+    def take_update(self, update: RequestUpdate) -> Piece | None:
         """The piece made from an update; None if no text is final yet."""
         if self._job.scores_only:
             return Piece(self.index, "", "length", prompt_logprobs=update.prompt_logprobs)
@@ -296,8 +296,8 @@ class Generation:
                 return list(pieces.values()), message
             if message.num_cached and choice.index % self.job.candidates == 0:
                 self._cached[choice.index // self.job.candidates] = message.num_cached
-            choice.record.take(message)
-            piece = choice.take(message)
+            choice.record.take_update(message)
+            piece = choice.take_update(message)
             self._reasoning[choice.index] = choice.num_reasoning
             if piece is None:
                 continue

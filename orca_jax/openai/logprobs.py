@@ -20,7 +20,7 @@ class CompletionLogprobsWriter:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def take(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+    def take_tokens(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
         """Format the next tokens. The log probability of a text's first token is None."""
         tokens = [token_name(self._tokenizer, i) for i in ids]
         return CompletionLogprobs(

@@ -51,7 +51,7 @@ class AdapterSlots:
         """Names of the adapters of requests without a row."""
         return sorted(name for name, number in self._live.items() if number > self._running[name])
 
-    def add(self, adapter: Adapter) -> None:
+    def add_adapter(self, adapter: Adapter) -> None:
         """Give an adapter its name.
 
         Raises:

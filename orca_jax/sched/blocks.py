@@ -37,10 +37,10 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """The number of blocks available to `take`."""
+        """The number of blocks available to `take_blocks`."""
         return len(self._free) + len(self._kept) + len(self._behind)
 
-    def take(self, count: int) -> list[int]:
+    def take_blocks(self, count: int) -> list[int]:
         """Take blocks for new content, each with one holder."""
         assert count <= self.num_free, f"{count} blocks are requested and {self.num_free} are free"
         while len(self._free) < count:

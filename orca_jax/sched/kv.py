@@ -243,7 +243,7 @@ class KVManager:
             return _NO_BLOCKS
         if self.n_slots is not None:
             self._check_reserved(row, num_old + lacking, num_tokens)
-        new = tuple([pool.take(lacking) for pool in self._pool_of])
+        new = tuple([pool.take_blocks(lacking) for pool in self._pool_of])
         for blocks, more in zip(self._blocks_of_row[row], new, strict=True):
             blocks += more
         self._num_pages[row] = num_old + lacking

@@ -25,9 +25,9 @@ NOTHING_ALLOWED = (
 class RequestPool:
     """Owns requests in order of arrival. Only the pool changes them, in part through `results`.
 
-    A request's life: `add`, `admit` (a row and a reservation), then for each iteration `start`, `allowed` if it is
-    constrained, `record` and `deliver`. `deliver` returns its new tokens, and at its end releases its row, slots and
-    blocks. `abort` is possible at any time.
+    A request's life: `add_request`, `admit` (a row and a reservation), then for each iteration `start`, `allowed` if
+    it is constrained, `record` and `deliver`. `deliver` returns its new tokens, and at its end releases its row, slots
+    and blocks. `abort` is possible at any time.
 
     Iterating yields live requests in order of arrival, lazily: a scheduler may stop early, without reading thousands
     of waiting requests.
@@ -88,7 +88,7 @@ class RequestPool:
         """The live requests after the first `count` arrivals, latest first; earlier requests are not read."""
         return takewhile(lambda request: request.arrival_index >= count, reversed(self._live.values()))
 
-    def add(
+    def add_request(
         self,
         request_id: str,
         prompt_ids: Sequence[int],
@@ -219,7 +219,7 @@ class RequestPool:
             request = self._live[member.request_id]
             advance(request, member, each)
             if member.num_drafts:
-                self.drafts.add(member.num_drafts, len(each.run) - 1)
+                self.drafts.add_proposal(member.num_drafts, len(each.run) - 1)
             if not each.is_finite and not request.is_suspect:
                 request.is_suspect = True
                 if self.reuse is not None:

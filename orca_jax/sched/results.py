@@ -18,7 +18,7 @@ class DraftCounts:
     num_accepted_tokens: int = 0
     accepted_per_pos: list[int] = field(default_factory=list)  # by the place in the proposal
 
-    def add(self, num_proposed: int, num_accepted: int) -> None:
+    def add_proposal(self, num_proposed: int, num_accepted: int) -> None:
         """Count a verified proposal."""
         self.num_drafts += 1
         self.num_draft_tokens += num_proposed

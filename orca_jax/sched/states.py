@@ -125,7 +125,7 @@ class States:
         source = self._live[row]
         if source != NO_BLOCK and self._pool.name_of(source) is None:
             return StateMove(source, source)
-        (self._live[row],) = self._pool.take(1)
+        (self._live[row],) = self._pool.take_blocks(1)
         if source != NO_BLOCK:
             # No other member of the plan takes it: of the free blocks it is the last one to be taken, and there are
             # `num_rows` others.

@@ -156,7 +156,7 @@ class _ServerRun:
         server = _Server(self._uvicorn_config(), self._config, self._context)
         supervisor = Supervisor(self._config, self._client, self._engine_ready, begun=self._begun)
         http = asyncio.create_task(server.serve(sockets=[self._listener]))
-        engine = asyncio.create_task(supervisor.run())
+        engine = asyncio.create_task(supervisor.run_engines())
         try:
             return await self._wait_for_end(engine, http, signals)
         finally:

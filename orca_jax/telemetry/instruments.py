@@ -51,7 +51,7 @@ class Counter(Instrument):
         super().__init__(name, text, labels, prefix=prefix)
         self._values: dict[Labels, float] = dict.fromkeys(known if labels else [()], 0)
 
-    def add(self, amount: float = 1, labels: Labels = ()) -> None:
+    def increase(self, amount: float = 1, labels: Labels = ()) -> None:
         """Add to the total; `labels` in the order of their names."""
         self._values[labels] = self._values.get(labels, 0) + amount
 

@@ -236,15 +236,15 @@ class SpeculationSeries:
             prefix=VLLM,
         )
 
-    def add(self, grown: Mapping[str, float], model: str) -> None:
+    def add_growth(self, grown: Mapping[str, float], model: str) -> None:
         """Add the growth of all totals, of the model of this name."""
         if not grown["spec_decode_drafts"]:
             return
         for name, counter in self.totals.items():
-            counter.add(grown[name], (model, ENGINE))
+            counter.increase(grown[name], (model, ENGINE))
         for name, count in grown.items():
             if name.startswith(ACCEPTED_PER_POS):
-                self.accepted_per_pos.add(count, (model, ENGINE, name.rpartition("_")[2]))
+                self.accepted_per_pos.increase(count, (model, ENGINE, name.rpartition("_")[2]))
 
 
 class Metrics:

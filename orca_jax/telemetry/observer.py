@@ -71,7 +71,7 @@ class RequestRecord:
         self._gaps = observer.metrics.requests.token_gap.of()
         self._span = None if observer.tracing is None else observer.tracing.begin(request_id, endpoint)
 
-    def take(self, update: RequestUpdate) -> None:
+    def take_update(self, update: RequestUpdate) -> None:
         """Count the tokens of an update; runs for every token."""
         if update.metrics is not None:
             self._times = update.metrics
@@ -87,7 +87,7 @@ class RequestRecord:
             self._gaps.observe((now - self._last) / count, count)
         self._last = now
         self._num_tokens += count
-        self._observer.metrics.requests.generation_tokens.add(count)
+        self._observer.metrics.requests.generation_tokens.increase(count)
 
     def end(self, reason: str) -> None:
         """Record the end, for one of `END_REASONS`. Only the first call counts."""
@@ -113,7 +113,7 @@ class RequestRecord:
         self._first = now
         requests = self._observer.metrics.requests
         requests.first_token.of().observe(now - self._begun)
-        requests.prompt_tokens.add(self._num_prompt_tokens)
+        requests.prompt_tokens.increase(self._num_prompt_tokens)
 
     def _log(self, end: RequestEnd) -> None:
         if not self._observer.logs_requests:
@@ -174,7 +174,7 @@ class ServerObserver:
     def heartbeat(self, beat: Heartbeat) -> None:
         """Take the next heartbeat of the engine."""
         self._last_beat = self.clock(), beat
-        self._totals.take(beat)
+        self._totals.take_beat(beat)
 
     def continued_trace(self, headers: Iterable[tuple[bytes, bytes]]) -> AbstractContextManager[None]:
         """A context whose requests become part of the caller's trace."""
@@ -187,18 +187,18 @@ class ServerObserver:
     def call_ended(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an HTTP call that was answered or given up by its client. The labels need a bounded set of values."""
         self._open_calls -= 1
-        self.metrics.http.requests.add(1, (method, route, str(status)))
+        self.metrics.http.requests.increase(1, (method, route, str(status)))
         self.metrics.http.duration.of((method, route)).observe(seconds)
 
     def fields_ignored(self, names: Iterable[str]) -> None:
         """Count a call with ignored fields. The names need a bounded set of values."""
         for name in names:
-            self.metrics.http.ignored_fields.add(1, (name,))
+            self.metrics.http.ignored_fields.increase(1, (name,))
 
     def request_ended(self, end: RequestEnd) -> None:
         """Count the end of a request of the engine."""
         requests = self.metrics.requests
-        requests.ended.add(1, (end.reason,))
+        requests.ended.increase(1, (end.reason,))
         if end.queued is not None:
             requests.queued.of().observe(end.queued)
         if end.reason in COMPLETE:
@@ -278,7 +278,7 @@ class _EngineTotals:
         self._has_served = False
         self._last: dict[str, float] = {}
 
-    def take(self, beat: Heartbeat) -> None:
+    def take_beat(self, beat: Heartbeat) -> None:
         """Take the next heartbeat, of the same engine or of a new one."""
         if beat.engine is None or beat.executor is None:
             if self._has_served:
@@ -293,17 +293,17 @@ class _EngineTotals:
         self._add(grown)
 
     def _restart(self) -> None:
-        self._series.restarts.add()
+        self._series.restarts.increase()
         self._has_served = False
         self._last = {}
 
     def _add(self, grown: dict[str, float]) -> None:
         series = self._series
         for name, counter in series.totals.items():
-            counter.add(grown[name])
-        self._speculation.add(grown, self._model)
+            counter.increase(grown[name])
+        self._speculation.add_growth(grown, self._model)
         for part in HOST_PARTS:
-            series.host_seconds.add(grown[f"{part}_seconds"], (part,))
+            series.host_seconds.increase(grown[f"{part}_seconds"], (part,))
         if grown["iterations"]:
             # Without dispatch: on some backends it runs the program.
             host = grown["schedule_seconds"] + grown["update_seconds"] + grown["pack_seconds"]

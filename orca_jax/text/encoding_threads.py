@@ -67,7 +67,7 @@ class EncodingThreads:
         self._num_idle = 0
         self.num_abandoned = 0
 
-    def run[T](self, work: Callable[[], T]) -> T:
+    def run_call[T](self, work: Callable[[], T]) -> T:
         """Run a call and wait for its result.
 
         Raises:
@@ -85,7 +85,7 @@ class EncodingThreads:
             future.cancel()  # the caller may be interrupted while the call waits for a thread
 
     async def run_async[T](self, work: Callable[[], T]) -> T:
-        """Run a call without blocking the event loop. Raises the same errors as `run`."""
+        """Run a call without blocking the event loop. Raises the same errors as `run_call`."""
         future = asyncio.wrap_future(self._submit(work))
         try:
             while not future.done():

@@ -36,7 +36,7 @@ class Exam:
             self._texts = [Packer(tokenizer, tails, iter(()), LENGTH, 0).draw(ROWS, LENGTH, ROWS) for _ in range(2)]
         self._tasks = {name: _pack(tokenizer, chosen) for name, chosen in mixture.examination(COUNT, SEED).items()}
 
-    def take(self, trainer: Trainer) -> Scores:
+    def score(self, trainer: Trainer) -> Scores:
         """The scores of the current parameters."""
         sums, accuracy = np.zeros((2, 2)), {}
         for rows in self._texts:

@@ -120,7 +120,7 @@ def run(engine: Engine, trace: list[WorkloadRequest]) -> int:
     """Run the trace to its end; returns the number of generated tokens."""
     for index, request in enumerate(trace):
         params = SamplingParams(max_tokens=request.num_output, temperature=0.0, ignore_eos=True)
-        engine.add(f"r{index}", request.prompt_ids, params)
+        engine.add_request(f"r{index}", request.prompt_ids, params)
     generated = 0
     while engine.has_work:
         generated += sum(len(update.new_ids) for update in engine.step())

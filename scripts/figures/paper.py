@@ -41,7 +41,7 @@ def fed_tokens() -> list[Fed]:
     """The inputs of a request's iterations under `orca`, from a run on the toy model."""
     inputs, config = _Inputs(), EngineConfig("preset:toy", scheduler="orca", max_model_len=16, progress=False)
     with build_engine(config) as built, built.engine.observed_by(inputs):
-        built.engine.add("A", range(NUM_PROMPT), SamplingParams(NUM_OUTPUT, temperature=0.0, ignore_eos=True))
+        built.engine.add_request("A", range(NUM_PROMPT), SamplingParams(NUM_OUTPUT, temperature=0.0, ignore_eos=True))
         while built.engine.has_work:
             built.engine.step()
     return inputs.fed

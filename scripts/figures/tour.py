@@ -111,7 +111,7 @@ def take_tour() -> Tour:
             for asked in REQUESTS:
                 if asked.iteration == now:
                     params = SamplingParams(max_tokens=asked.output, temperature=0, ignore_eos=True)
-                    built.engine.add(asked.name, _prompt(asked), params)
+                    built.engine.add_request(asked.name, _prompt(asked), params)
             for update in built.engine.step():
                 if update.finish_reason is not None:
                     tour.ends[update.request_id] = now

@@ -59,7 +59,7 @@ class Subject:
         given = {"instructions": "You are brief.", "tools": [get_weather], "model_settings": forced, **fields}
         return Agent(name="judge", model=model, **given)
 
-    async def run(self, agent: Any, asked: Any, streamed: bool, **fields: Any) -> Any:
+    async def run_turn(self, agent: Any, asked: Any, streamed: bool, **fields: Any) -> Any:
         """One turn: at least one call, and an answer."""
         before = len(self.calls)
         if streamed:
@@ -74,7 +74,7 @@ class Subject:
 
 async def with_a_session(s: Subject, agent: Any, streamed: bool) -> list[Any]:
     session = SQLiteSession("judge")
-    found = [(await s.run(agent, asked, streamed, session=session)).final_output for asked in ASK]
+    found = [(await s.run_turn(agent, asked, streamed, session=session)).final_output for asked in ASK]
     expect(len(await session.get_items()) >= 4 * len(ASK), "each turn has a question, a call, a result, an answer")
     return found
 
@@ -84,7 +84,7 @@ async def with_the_store(s: Subject, agent: Any, streamed: bool) -> list[Any]:
     previous = None
     for asked in ASK:
         chained = {"previous_response_id": previous, "auto_previous_response_id": True}
-        result = await s.run(agent, asked, streamed, **chained)
+        result = await s.run_turn(agent, asked, streamed, **chained)
         previous = result.last_response_id
         found.append(result.final_output)
     return found
@@ -94,7 +94,7 @@ async def with_own_items(s: Subject, agent: Any, streamed: bool) -> list[Any]:
     found: list[Any] = []
     items: list[Any] = []
     for asked in ASK:
-        result = await s.run(agent, [*items, {"role": "user", "content": asked}], streamed)
+        result = await s.run_turn(agent, [*items, {"role": "user", "content": asked}], streamed)
         items = result.to_input_list()
         found.append(result.final_output)
     return found
@@ -135,7 +135,7 @@ def chat_session_with_output_type(s: Subject) -> None:
 def default_is_responses(s: Subject) -> None:
     """The checks above without a model class went to `/v1/responses`."""
     agent = s.agent()
-    found = s.loop.run(s.run(agent, ASK[0], False)).raw_responses
+    found = s.loop.run(s.run_turn(agent, ASK[0], False)).raw_responses
     expect(all((one.response_id or "").startswith("resp_") for one in found), f"{found}")
 
 

@@ -21,7 +21,7 @@ class Log:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def take(self, which: np.ndarray) -> "Log":
+    def select(self, which: np.ndarray) -> "Log":
         """The requests at the indices `which`."""
         return Log(self.ids[which], self.is_token[which], self.lengths[which])
 
@@ -29,7 +29,7 @@ class Log:
         """Split off a random share of the requests; returns the rest and the share."""
         order = np.random.default_rng(seed).permutation(len(self))
         cut = max(1, int(share * len(self)))
-        return self.take(order[cut:]), self.take(order[:cut])
+        return self.select(order[cut:]), self.select(order[:cut])
 
 
 def read_log(paths: Sequence[Path], tokenizer: Tokenizer) -> Log:

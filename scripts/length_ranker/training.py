@@ -44,7 +44,7 @@ def train(vectors: np.ndarray, log: Log, settings: Settings) -> Ranker:
         order = random.permutation(len(log))
         for start in range(0, len(log) - size + 1, size):
             key, draw = jax.random.split(key)
-            batch = log.take(order[start : start + size])
+            batch = log.select(order[start : start + size])
             ids, is_token, lengths = (jnp.asarray(array) for array in (batch.ids, batch.is_token, batch.lengths))
             _update(ranker, optimizer, ids, is_token, lengths, draw, settings.token_dropout, lists)
     return ranker

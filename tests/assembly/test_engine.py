@@ -138,7 +138,7 @@ def test_the_type_of_the_cache_on_a_cpu(
     monkeypatch.setattr("orca_jax.kernels.ragged_attention.xla.multiplies_bfloat16", lambda: multiplies)
     with build_engine(config(program_cache, max_model_len=48, dtype=dtype)) as built:
         assert built.executor_config is not None and built.executor_config.cache.dtype == pages
-        built.engine.add("one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+        built.engine.add_request("one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
         tokens = []
         while built.engine.has_work:
             tokens += [token for update in built.engine.step() for token in update.new_ids]
@@ -180,7 +180,7 @@ def test_reference_attention_serves_too(program_cache: str) -> None:
     with build_engine(config(program_cache, **settings, max_num_seqs=2)) as built:
         assert built.executor_config is not None
         assert built.executor_config.attention_implementation == "reference"
-        built.engine.add("one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+        built.engine.add_request("one", [5, 3, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
         tokens = []
         while built.engine.has_work:
             tokens += [token for update in built.engine.step() for token in update.new_ids]

@@ -83,7 +83,7 @@ def test_the_line_says_how_far_it_is_and_how_fast() -> None:
     display = Display(1200, 200, out, enabled=True, clock=lambda: now)
     assert display.line() == "200 of 1,200 rows, 0 tokens/s, unknown time left"
     for _ in range(100):
-        display.add(30)
+        display.add_row(30)
     now = 102.0
     assert display.line() == "300 of 1,200 rows, 1,500 tokens/s, 0:18 left"
     display.close()
@@ -94,7 +94,7 @@ def test_a_terminal_gets_a_bar() -> None:
     out = io.StringIO()
     out.isatty = lambda: True  # type: ignore[method-assign]
     display = Display(4, 2, out, enabled=True)
-    display.add(5)
+    display.add_row(5)
     display.close()
     assert "3/4" in out.getvalue()
 

@@ -24,7 +24,7 @@ def test_rows_leave_in_the_order_of_the_input(order: list[int]) -> None:
     held = InputOrder(4)
     written: list[bytes] = []
     for line in order:
-        written.append(held.add(line, b"%d " % line))
+        written.append(held.add_row(line, b"%d " % line))
         assert (held.held == 0) == (len(b"".join(written).split()) == order.index(line) + 1)
     assert b"".join(written) == b"4 5 6 7 8 9 10 11 "
 

@@ -142,7 +142,7 @@ def test_a_stopped_request_ends_where_it_ended() -> None:
     params = SamplingParams(max_tokens=9, temperature=0)
     third = TracedLab().expected([1, 2, 3], params)[2]
     lab = TracedLab(max_bs=1, shape=ONE, eos=[third])
-    lab.engine.add("A", [1, 2, 3], params)
+    lab.engine.add_request("A", [1, 2, 3], params)
     lab.run()
     generated = lab.timeline.ends[0].generated
     assert generated < 9

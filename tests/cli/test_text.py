@@ -93,13 +93,13 @@ def roles(chat: TerminalChat) -> str:
 def test_commands_change_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     chat = TerminalChat(Echo(), "Be brief.")
     for line, left in [("a", "sua"), ("b", "suaua"), ("/undo", "sua"), ("/undo", "s"), ("/undo", "s"), ("c", "sua")]:
-        assert chat.take(line) and roles(chat) == left
-    assert chat.take("stop") and roles(chat) == "suaua", "a stopped answer is kept"
-    assert chat.take("long") and roles(chat) == "suaua" and chat.num_failed == 1
-    assert chat.take("/clear") and roles(chat) == "s"
-    assert chat.take("/system Sing.") and chat.messages == [{"role": "system", "content": "Sing."}]
-    assert chat.take("/system") and chat.messages == []
-    assert chat.take("/help") and not chat.take("/exit")
+        assert chat.take_line(line) and roles(chat) == left
+    assert chat.take_line("stop") and roles(chat) == "suaua", "a stopped answer is kept"
+    assert chat.take_line("long") and roles(chat) == "suaua" and chat.num_failed == 1
+    assert chat.take_line("/clear") and roles(chat) == "s"
+    assert chat.take_line("/system Sing.") and chat.messages == [{"role": "system", "content": "Sing."}]
+    assert chat.take_line("/system") and chat.messages == []
+    assert chat.take_line("/help") and not chat.take_line("/exit")
     shown = capsys.readouterr()
     assert "4 [stopped]" in shown.out and "error: too long; /clear" in shown.err and "/undo" in shown.out
 

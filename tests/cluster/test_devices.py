@@ -34,7 +34,7 @@ def tokens_of_one_process(model: str) -> list[int]:
     )  # fmt: skip
     tokens = []
     with build_engine(config) as built:
-        built.engine.add("one", list(PROMPT.encode()), SamplingParams(**SAMPLING))
+        built.engine.add_request("one", list(PROMPT.encode()), SamplingParams(**SAMPLING))
         while built.engine.has_work:
             tokens += [token for update in built.engine.step() for token in update.new_ids]
     return tokens

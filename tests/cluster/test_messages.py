@@ -72,18 +72,18 @@ def result(*runs: tuple[int, ...] | None, is_finite: bool = True) -> StepResult:
 
 def test_a_digest_depends_on_all_before_it() -> None:
     same = [Digester(), Digester()]
-    assert same[0].add([b"plan"], result((1,), (2,))) == same[1].add([b"plan"], result((1,), (2,)))
+    assert same[0].add_iteration([b"plan"], result((1,), (2,))) == same[1].add_iteration([b"plan"], result((1,), (2,)))
     digests = {
-        Digester().add(payloads, each)
+        Digester().add_iteration(payloads, each)
         for payloads in ([b"plan"], [b"plan", b"sets"])
         for each in (result((1,), (2,)), result((2,), (1,)), result((1, 2), ()), result((), (1, 2)))
     }
     assert len(digests) == 8
-    assert same[0].add([b"next"], result((5,))) != Digester().add([b"next"], result((5,)))
+    assert same[0].add_iteration([b"next"], result((5,))) != Digester().add_iteration([b"next"], result((5,)))
 
 
 def test_an_id_without_a_meaning_is_left_out() -> None:
-    one, other = (Digester().add([b"plan"], result((token,), is_finite=False)) for token in (1, 2))
+    one, other = (Digester().add_iteration([b"plan"], result((token,), is_finite=False)) for token in (1, 2))
     assert one == other
 
 

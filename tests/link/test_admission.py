@@ -113,11 +113,11 @@ async def test_calls_are_admitted_whole_or_not_at_all(status: Any) -> None:
         assert (answer.status, answer.code) == (status, "queue_full")
         assert int(answer.headers["retry-after"]) >= 1
         assert len(submitted(link)) == 3
-        client.take(update(submitted(link)[0], "length"))
+        client.take_message(update(submitted(link)[0], "length"))
         async with client.open(asked(client, 1)) as second:
             assert client.num_calls == 2
             second.abort(submitted(link)[3])
-            client.take(Rejected(submitted(link)[1], "no", "prompt"))
+            client.take_message(Rejected(submitted(link)[1], "no", "prompt"))
             assert [message.request_id for message in await first.receive()] == submitted(link)[:2]
     assert client.num_calls == 0 and client.idle.is_set()
     assert sorted(aborted(link)) == sorted([submitted(link)[2], submitted(link)[3]]), "the open ones, once each"
@@ -132,7 +132,7 @@ async def test_prompts_wait_within_a_budget_of_tokens() -> None:
         with pytest.raises(Overloaded) as caught:
             client.open(asked(client, 1))
         assert (as_answer(caught.value).status, caught.value.code) == (503, "overloaded")
-        client.take(update(submitted(link)[1]))
+        client.take_message(update(submitted(link)[1]))
         async with client.open(asked(client, 4)):
             with pytest.raises(Overloaded, match="too many prompt tokens"):
                 client.open(asked(client, 1))
@@ -147,11 +147,11 @@ async def test_a_reader_that_does_not_read_loses_its_requests() -> None:
     async with client.open(asked(client, 1, 1)) as call:
         one, other = submitted(link)
         for _ in range(2 * MAX_UNREAD):
-            client.take(update(one))
+            client.take_message(update(one))
         assert aborted(link) == []
-        client.take(update(one))
+        client.take_message(update(one))
         assert sorted(aborted(link)) == [one, other], "aborts are sent before the reader wakes up"
-        client.take(update(other))
+        client.take_message(update(other))
         with pytest.raises(TimedOut) as caught:
             await call.receive()
         assert caught.value.code == "client_too_slow"
@@ -171,7 +171,7 @@ async def test_a_reader_that_does_not_read_loses_its_requests() -> None:
 async def test_the_stricter_deadline_counts(asked_for: Deadlines, limits: dict[str, Any], code: str) -> None:
     client, link = serving(**limits)
     async with client.open(asked(client, 1, 1), asked_for) as call:
-        client.take(update(submitted(link)[0]))
+        client.take_message(update(submitted(link)[0]))
         assert [message.request_id for message in await call.receive()] == submitted(link)[:1]
         with pytest.raises(TimedOut) as caught:
             await asyncio.wait_for(call.receive(), 60)
@@ -184,10 +184,10 @@ async def test_the_stricter_deadline_counts(asked_for: Deadlines, limits: dict[s
 async def test_a_request_with_an_update_waits_no_more() -> None:
     client, link = serving()
     async with client.open(asked(client, 1), Deadlines(queue=0.05)) as call:
-        client.take(update(submitted(link)[0]))
+        client.take_message(update(submitted(link)[0]))
         await call.receive()
         await asyncio.sleep(0.15)
-        client.take(update(submitted(link)[0], "stop"))
+        client.take_message(update(submitted(link)[0], "stop"))
         (message,) = await call.receive()
         assert isinstance(message, RequestUpdate) and message.finish_reason == "stop"
 
@@ -199,7 +199,7 @@ async def test_states_and_what_they_refuse() -> None:
         client.drain()
         with pytest.raises(Unavailable, match="shutting down"):
             client.open(asked(client, 1))
-        client.take(update(submitted(link)[0]))
+        client.take_message(update(submitted(link)[0]))
         assert len(await call.receive()) == 1, "the open call continues"
         client.lose("hung")
         with pytest.raises(Unavailable, match="does not respond"):

@@ -38,7 +38,7 @@ def test_the_engine_is_asked_while_a_page_watches() -> None:
             with feed.watch():
                 assert sent == [Watch(True), Watch(True)], "each page needs the state of the engine"
             assert len(sent) == 2
-            feed.take(LINE)
+            feed.take_lines(LINE)
             assert await first.receive(1) == (LINE, 0)
         assert sent[2:] == [Watch(False)]
 
@@ -57,14 +57,14 @@ def test_a_slow_watcher_loses_the_oldest_lines_and_gets_a_new_start() -> None:
     async def act(feed: Feed, sent: list[Watch]) -> None:
         with feed.watch() as slow, feed.watch() as quick:
             for number in range(MAX_UNREAD + 3):
-                feed.take(b"%d\n" % number * 2)
+                feed.take_lines(b"%d\n" % number * 2)
                 assert await quick.receive(1) == (b"%d\n" % number * 2, 0)
             assert len(sent) == 2
             news = await slow.receive(1)
             assert news is not None and news.num_dropped == 6
             assert news.lines.startswith(b"3\n3\n4\n") and news.lines.count(b"\n") == 2 * MAX_UNREAD
             assert sent[2:] == [Watch(True)]
-            feed.take(LINE)
+            feed.take_lines(LINE)
             assert await slow.receive(1) == (LINE, 0)
 
     in_loop(act)
@@ -73,7 +73,7 @@ def test_a_slow_watcher_loses_the_oldest_lines_and_gets_a_new_start() -> None:
 def test_the_end_of_the_server_ends_all_watches() -> None:
     async def act(feed: Feed, sent: list[Watch]) -> None:
         with feed.watch() as watcher:
-            feed.take(LINE)
+            feed.take_lines(LINE)
             feed.close()
             assert await watcher.receive(1) == (LINE, 0)
             assert await watcher.receive(1) is None
@@ -112,7 +112,7 @@ def test_a_restarted_engine_is_watched_again() -> None:
         client.attach(first)
         client.serve(READY)
         with client.feed.watch() as watcher:
-            client.take(Iterations(LINE))
+            client.take_message(Iterations(LINE))
             assert await watcher.receive(1) == (LINE, 0)
             client.lose("dead")
             client.attach(second)
@@ -141,7 +141,7 @@ def test_an_engine_has_its_own_observer_while_no_page_watches(has_own: bool) -> 
         watch = EngineWatch(engine, built.timeline_header, sent.append)
 
         def run(name: str) -> None:
-            engine.add(name, [1, 2, 3], SamplingParams(4, ignore_eos=True))
+            engine.add_request(name, [1, 2, 3], SamplingParams(4, ignore_eos=True))
             while engine.has_work:
                 engine.step()
 

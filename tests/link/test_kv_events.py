@@ -144,7 +144,7 @@ def test_a_subscriber_knows_the_prefix_cache(settings: KvEvents) -> None:
             for number in range(12):
                 prompt = [1 + number % 3] * 9 + [number % 5] * 6
                 params = SamplingParams(max_tokens=6, temperature=0, cache_salt="tenant" if number == 11 else "")
-                lab.engine.add(f"r{number}", prompt, params)
+                lab.engine.add_request(f"r{number}", prompt, params)
                 lab.run()
                 if last < 0:  # its connection may have come after these messages
                     for index, payload in replay(request, 0):

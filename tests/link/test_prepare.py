@@ -162,7 +162,7 @@ def test_adapters_that_hang_delay_no_grammar_and_each_call_ends(
         inbox.put(message)
     give_up = threading.Timer(60, inbox.put, [None])
     give_up.start()
-    EngineLoop(engine, inbox, send, status, compile_grammar, reader=read).run()
+    EngineLoop(engine, inbox, send, status, compile_grammar, reader=read).run_engine()
     give_up.cancel()
     answers = [each.number for each in sent if isinstance(each, EngineAnswer)]
     assert sorted(answers) == [0, 1, 2] and answers[0] != 2, "the third begins when another is given up"

@@ -82,7 +82,11 @@ async def test_silence_counts_only_while_the_engine_could_run(
             raise asyncio.CancelledError
 
     client = EngineClient(CONFIG)
-    link, detector, boss = Link(client.take), HangDetector(CONFIG), Supervisor(CONFIG, client, lambda _: sleep(0))
+    link, detector, boss = (
+        Link(client.take_message),
+        HangDetector(CONFIG),
+        Supervisor(CONFIG, client, lambda _: sleep(0)),
+    )
     detector.serves()
     link.data_received(encode(Heartbeat("serving", 0)))
     monkeypatch.setattr("orca_jax.link.supervisor.asyncio", SimpleNamespace(sleep=sleep))
@@ -123,7 +127,7 @@ async def supervise(link: type[EngineLink], *, fails: bool = False) -> list[str]
 
     boss = Supervisor(ServerConfig(restart_engine=True), client, on_ready, make_link=link, sleep=sleep)
     with pytest.raises((EngineDeadError, ConfigError)) as caught:
-        await boss.run()
+        await boss.run_engines()
     assert client.state == "dead"
     return [*events, str(caught.value)]
 
@@ -186,7 +190,7 @@ async def test_a_start_that_fails_twice_by_one_adapter_goes_on_without_it(caplog
         pass
 
     with pytest.raises(EngineDeadError):
-        await Supervisor(config, client, on_ready, make_link=make_link, sleep=sleep).run()
+        await Supervisor(config, client, on_ready, make_link=make_link, sleep=sleep).run_engines()
     assert loads[:4] == [["bad", "good"], ["bad"], ["bad"], ["good"]]
     assert served == [{}] + [{"good": "y"}] * (MAX_FAILURES - 1), "all other ends count"
     assert client.adapters.lost == {"bad": "2 engines ended while they loaded it again"}

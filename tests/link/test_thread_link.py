@@ -29,7 +29,7 @@ def test_no_token_is_lost_or_late(lengths: list[int], is_watched: bool) -> None:
     got: dict[str, list[RequestUpdate]] = {name: [] for name in queues}
     while queues:
         step = [queue.pop(0) for queue in queues.values()]
-        ready = outbox.take(step)
+        ready = outbox.take_updates(step)
         for update in ready:
             got[update.request_id].append(update)
         told = {update.request_id for update in ready}

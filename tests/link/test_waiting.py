@@ -109,7 +109,7 @@ class Running:
 
     def _run(self, loop: EngineLoop) -> None:
         try:
-            loop.run()
+            loop.run_engine()
         except RuntimeError as error:
             self.failure = error
 

@@ -117,7 +117,7 @@ class Hang:
     def _run(self) -> None:
         send, compiler = lambda message: self.send(message), lambda _: pytest.fail("no grammar was sent")
         with contextlib.suppress(_Ended):
-            EngineLoop(self.engine, self.inbox, send, self.status, compiler).run()
+            EngineLoop(self.engine, self.inbox, send, self.status, compiler).run_engine()
 
     def verdict_after(self, seconds: float) -> str | None:
         """The verdict of a front end that hears two heartbeats per second for this time."""
@@ -141,15 +141,20 @@ def stuck() -> Iterator[Hang]:
     made.stop()
 
 
-@pytest.mark.parametrize("where", ["add", "select", "submit", "collect", "deliver", "send"])
+@pytest.mark.parametrize("where", ["add_request", "select", "submit", "collect", "deliver", "send"])
 def test_a_hang_is_found_wherever_it_is(stuck: Hang, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    owners = {"add": stuck.engine, "select": stuck.engine.scheduler, "deliver": stuck.engine.pool, "send": stuck}
+    owners = {
+        "add_request": stuck.engine,
+        "select": stuck.engine.scheduler,
+        "deliver": stuck.engine.pool,
+        "send": stuck,
+    }
     monkeypatch.setattr(owners.get(where, stuck.engine.executor), where, stuck.hang)
     stuck.start()
     assert stuck.begun.wait(60)
     assert stuck.verdict_after(STEP_FLOOR - 1) is None
     verdict = stuck.verdict_after(STEP_FLOOR + 1)
-    place = "link/loop.py:" if where in ("add", "send") else "engine.py:"
+    place = "link/loop.py:" if where in ("add_request", "send") else "engine.py:"
     assert verdict is not None and "no progress for 10 s" in verdict and place in verdict
 
 

@@ -195,7 +195,7 @@ def test_engine_loop() -> None:
         Abort("grammar slow"),
     ):
         inbox.put(message)
-    EngineLoop(engine, inbox, send, status, compile_grammar).run()
+    EngineLoop(engine, inbox, send, status, compile_grammar).run_engine()
     released.set()
     rejected = {message.request_id: message.param for message in sent if isinstance(message, Rejected)}
     grammar = "structured_outputs"
@@ -224,7 +224,7 @@ def test_the_row_of_a_late_found_end_is_reported_free() -> None:
             inbox.put(None)
 
     inbox.put(Submit("r", [1], SamplingParams(9, temperature=0, stop_token_ids=(stop,))))
-    EngineLoop(engine, inbox, send, EngineStatus(), lambda _: Anything()).run()
+    EngineLoop(engine, inbox, send, EngineStatus(), lambda _: Anything()).run_engine()
     assert [(len(message.updates), message.running) for message in sent] == [(1, 1), (0, 0)]
 
 

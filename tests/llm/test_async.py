@@ -145,13 +145,13 @@ def test_a_cancelled_first_use_of_an_adapter_spoils_no_later_one() -> None:
         uses = [asyncio.create_task(llm._adapter(client, LoRARequest("a", path))) for path in "xy"]
         await asyncio.sleep(0.01)
         assert engine.sent == [EngineCall(0, LoadAdapter("a", "x"))]
-        client.take(EngineAnswer(0))
+        client.take_message(EngineAnswer(0))
         assert await uses[0] == "a" == await llm._adapter(client, LoRARequest("a", "x"))
         with pytest.raises(RequestError, match="stands for x, not for y"):
             await uses[1]
         refused = asyncio.create_task(llm._adapter(client, LoRARequest("b", "z")))
         await asyncio.sleep(0.01)
-        client.take(EngineAnswer(1, "no such directory", "lora_path"))
+        client.take_message(EngineAnswer(1, "no such directory", "lora_path"))
         with pytest.raises(RequestError, match="no such directory"):
             await refused
 

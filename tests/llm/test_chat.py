@@ -144,7 +144,7 @@ def test_the_number_of_candidates_is_checked(llm: LLM) -> None:
     with pytest.raises(RequestError, match="n must be 1 for a stream of text, got 2"):
         llm.stream_text("a", SamplingParams(n=2))
     with pytest.raises(RequestError, match="n must be 1 for the engine, got 2"):
-        llm.engine.add("x", [1], SamplingParams(n=2))
+        llm.engine.add_request("x", [1], SamplingParams(n=2))
 
 
 def test_dropping_a_stream_aborts_all_candidates(llm: LLM) -> None:

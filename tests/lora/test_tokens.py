@@ -69,8 +69,8 @@ def test_tokens_equal_those_of_peft(name: str, devices: int, program_cache: str)
     settings = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4, "lora_modules": (f"x={ADAPTERS / name}",)}
     for built in engine_of(REFERENCE / base, program_cache, tensor_parallel_size=devices, **settings):
         for number, ids in enumerate(prompts_of(base)):
-            built.engine.add(f"plain {number}", ids, GREEDY)
-            built.engine.add(f"adapted {number}", ids, GREEDY, adapter="x")
+            built.engine.add_request(f"plain {number}", ids, GREEDY)
+            built.engine.add_request(f"adapted {number}", ids, GREEDY, adapter="x")
         found = {request_id: tokens(updates) for request_id, updates in run(built).items()}
         for number in range(4):
             assert found[f"plain {number}"] == plain[f"greedy_{number}"].tolist()
@@ -101,7 +101,7 @@ def merged_answers(adapters: list[Path], folder: Path, cache: str) -> list[list[
     for built in engine_of(REFERENCE / LLAMA, cache):
         for number, tree in enumerate(trees):
             built.engine.update_weights(partial(built.prepare_update(tree), lambda: None))
-            built.engine.add("0", prompt_of(number), SCORED)
+            built.engine.add_request("0", prompt_of(number), SCORED)
             answers.append(run(built)["0"])
     return answers
 
@@ -128,7 +128,7 @@ def test_32_adapters_in_one_batch_equal_the_merged_models(
         mesh = {"tensor_parallel_size": devices, "pipeline_parallel_size": stages}
         for built in engine_of(REFERENCE / LLAMA, program_cache, max_num_batched_tokens=256, **mesh, **settings):
             for number in range(32):
-                built.engine.add(str(number), prompt_of(number), SCORED, adapter=str(number))
+                built.engine.add_request(str(number), prompt_of(number), SCORED, adapter=str(number))
             found = run(built)
             # Each stage of a pipeline has a batch of its own.
             assert built.engine.stats.mean_batch_size > 31 / stages, "all requests are in the batches"
@@ -163,7 +163,7 @@ def test_loaded_and_evicted_200_times_under_load(
         alone: dict[int, list[int]] = {}
         for number in range(8):
             read("one", str(adapters[number])).add_to(engine)
-            engine.add("0", [1, 2, 3], GREEDY, adapter="one")
+            engine.add_request("0", [1, 2, 3], GREEDY, adapter="one")
             engine.remove_adapter("one")
             alone[number] = tokens(run(built)["0"])
         assert len({tuple(answer) for answer in alone.values()}) == 8
@@ -175,7 +175,7 @@ def test_loaded_and_evicted_200_times_under_load(
             read(name, str(adapters[number])).add_to(engine)
             names[name] = number
             chosen = random.choice(list(names))
-            engine.add(str(turn), [1, 2, 3], GREEDY, adapter=chosen)
+            engine.add_request(str(turn), [1, 2, 3], GREEDY, adapter=chosen)
             expected[str(turn)] = names[chosen]
             for _ in range(random.choice((0, 2, 5))):
                 for update in engine.step():

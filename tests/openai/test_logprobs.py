@@ -25,7 +25,7 @@ def test_offsets_count_the_characters_before(spelled: bytes, data: st.DataObject
     ids = list(spelled)
     writer = CompletionLogprobsWriter(TOKENIZER, 0, frozenset())
     cut = data.draw(st.integers(0, len(ids)))
-    parts = [writer.take(part, [one(-1.0)] * len(part)) for part in (ids[:cut], ids[cut:])]
+    parts = [writer.take_tokens(part, [one(-1.0)] * len(part)) for part in (ids[:cut], ids[cut:])]
     offsets = [offset for part in parts for offset in part.text_offset]
     assert offsets == sorted(offsets)
     text = TOKENIZER.decode(ids)
@@ -36,7 +36,7 @@ def test_offsets_count_the_characters_before(spelled: bytes, data: st.DataObject
 
 def test_the_token_that_came_is_among_the_top_ones() -> None:
     writer = CompletionLogprobsWriter(TOKENIZER, 1, frozenset())
-    written = writer.take([65, 66], [None, one(-2.0, (67, -0.5), (68, -1.0))])
+    written = writer.take_tokens([65, 66], [None, one(-2.0, (67, -0.5), (68, -1.0))])
     assert written.top_logprobs == [None, {"C": -0.5, "B": -2.0}] and written.token_logprobs == [None, -2.0]
 
 
@@ -48,13 +48,13 @@ def test_of_ids_with_equal_spelling_the_most_probable_counts() -> None:
             return super().token_bytes(token_id % 128)
 
     writer = CompletionLogprobsWriter(Doubled(), 3, frozenset())
-    written = writer.take([65], [one(-3.0, (66, -0.5), (66 + 128, -1.0), (67, -2.0))])
+    written = writer.take_tokens([65], [one(-3.0, (66, -0.5), (66 + 128, -1.0), (67, -2.0))])
     assert written.top_logprobs == [{"B": -0.5, "C": -2.0, "A": -3.0}]
 
 
 def test_infinity_is_written_as_a_number() -> None:
     writer = CompletionLogprobsWriter(TOKENIZER, 1, frozenset())
-    assert writer.take([65], [one(INFINITE, (66, INFINITE))]).top_logprobs == [{"B": LEAST, "A": LEAST}]
+    assert writer.take_tokens([65], [one(INFINITE, (66, INFINITE))]).top_logprobs == [{"B": LEAST, "A": LEAST}]
     (entry,) = chat_logprobs(TOKENIZER, 1, [0xE2], [one(INFINITE, (66, -1.0), (67, -2.0))])
     assert msgspec.to_builtins(entry) == {
         "token": "bytes:\\xe2",

@@ -170,10 +170,10 @@ def test_the_stream_of_iterations() -> None:
             request = asyncio.create_task(http.get("/playground/iterations"))
             while not stage.client.feed._watchers:
                 await asyncio.sleep(0)
-            stage.client.take(Iterations(b'{"a":1}\n{"b":2}\n'))
+            stage.client.take_message(Iterations(b'{"a":1}\n{"b":2}\n'))
             for _ in range(100):  # turns of the event loop until the first lines have been sent
                 await asyncio.sleep(0)
-            stage.client.take(Iterations(b'{"c":3}\n'))
+            stage.client.take_message(Iterations(b'{"c":3}\n'))
             stage.client.stop()
             return await request
 
@@ -191,7 +191,7 @@ def test_dropped_lines_are_counted_in_the_stream() -> None:
             while not stage.client.feed._watchers:
                 await asyncio.sleep(0)
             for _ in range(200):
-                stage.client.take(Iterations(b"{}\n"))
+                stage.client.take_message(Iterations(b"{}\n"))
             stage.client.stop()
             return await request
 

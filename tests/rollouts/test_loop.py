@@ -171,7 +171,7 @@ def test_an_answer_after_the_end_of_an_update_is_ignored() -> None:
         client.stop()
         with pytest.raises(Unavailable):
             await update
-        client.take(EngineAnswer(0))
+        client.take_message(EngineAnswer(0))
         for _ in range(5):
             await asyncio.sleep(0)
         assert sent == [EngineCall(0, ReadWeights("1"))], "no weights are to be replaced"

@@ -35,7 +35,7 @@ class UpdatedLink(PlayedLink):
                 self.aborts, answer = aborts, EngineAnswer(number, version=self.version)
             case _:
                 return
-        asyncio.get_running_loop().call_soon(self._client.take, answer)
+        asyncio.get_running_loop().call_soon(self._client.take_message, answer)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_answers_carry_the_version(config: ServerConfig) -> None:
     body = {"model": "m", "prompt": "x"}
 
     async def act(stage: Stage) -> list[str | None]:
-        stage.client.take(Updates([], 0, 0, weight_version=9))
+        stage.client.take_message(Updates([], 0, 0, weight_version=9))
         plain = stage.link.script
         stage.link.script = lambda submit: [
             Updates(one.updates, 1, 0, 9) for one in plain(submit) if isinstance(one, Updates)
@@ -146,7 +146,7 @@ def test_a_slow_stream_has_the_version_in_a_comment(config: ServerConfig, monkey
             await asyncio.sleep(0.1)
             for one in plain(stage.link.submitted[0]):
                 assert isinstance(one, Updates)
-                stage.client.take(Updates(one.updates, 1, 0, 4))
+                stage.client.take_message(Updates(one.updates, 1, 0, 4))
             return (await call).text
 
     text = on_stage(saying("ab"), act, config)

@@ -166,7 +166,7 @@ class Lab:
     def add(self, request_id: str, num_prompt: int, max_tokens: int, urgency: Urgency = DEFAULT_URGENCY) -> None:
         """Add a greedy request with the prompt 1, 2, 3, ..."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
-        self.engine.add(request_id, list(range(1, num_prompt + 1)), params, urgency=urgency)
+        self.engine.add_request(request_id, list(range(1, num_prompt + 1)), params, urgency=urgency)
 
     def step(self) -> list[RequestUpdate]:
         """Run one step with all checks; an update after a request's last one fails."""

@@ -26,7 +26,7 @@ LABS = {
 def slots_with(number: int, *adapters: Adapter) -> AdapterSlots:
     slots = AdapterSlots(number, 10)
     for adapter in adapters:
-        slots.add(adapter)
+        slots.add_adapter(adapter)
         slots.enter(adapter)
     return slots
 
@@ -79,16 +79,16 @@ def test_weights_are_unused_after_the_name_and_the_last_request() -> None:
 
 def test_names() -> None:
     slots = AdapterSlots(1, 1)
-    slots.add(A)
+    slots.add_adapter(A)
     with pytest.raises(RequestError, match="is loaded already") as error:
-        slots.add(A)
+        slots.add_adapter(A)
     assert error.value.param == "lora_name"
     with pytest.raises(RequestError, match="1 adapters are loaded"):
-        slots.add(B)
+        slots.add_adapter(B)
     with pytest.raises(RequestError, match="is not loaded"):
         slots.remove("b")
     with pytest.raises(RequestError, match="enable_lora"):
-        AdapterSlots().add(A)
+        AdapterSlots().add_adapter(A)
 
 
 def test_running_and_waiting_names() -> None:
@@ -111,7 +111,7 @@ def test_each_request_gets_the_tokens_of_its_adapter_while_adapters_come_and_go(
         lab.engine.add_adapter(Adapter(name, f"version {turn}"), turn + 1)
         chosen = random.choice([*weights, None])
         prompt, params = [*range(1, random.choice((3, 9, 14)))], SamplingParams(max_tokens=5, temperature=0)
-        lab.engine.add(str(turn), prompt, params, adapter=chosen)
+        lab.engine.add_request(str(turn), prompt, params, adapter=chosen)
         number = 0 if chosen is None else weights[chosen]
         expected[str(turn)] = toy_generate(prompt, params, vocab_size=VOCAB, adapter=number)
         for _ in range(random.choice((0, 1, 3))):
@@ -131,7 +131,7 @@ def test_a_request_waits_for_a_slot_and_those_behind_it_do_not_pass(kind: str) -
         lab.engine.add_adapter(adapter, 3)
     params = SamplingParams(max_tokens=6, temperature=0)
     for request_id, name in (("0", "a"), ("1", "b"), ("2", "a"), ("3", None)):
-        lab.engine.add(request_id, [1, 2], params, adapter=name)
+        lab.engine.add_request(request_id, [1, 2], params, adapter=name)
     lab.step()
     assert list(lab.pool.running) == ["0"]
     assert lab.engine.stats.running_loras == ("a",)
@@ -146,14 +146,14 @@ def test_the_reason_for_waiting() -> None:
     lab = Lab(max_bs=4, num_loras=1, shape=Shape())
     for adapter in (A, B):
         lab.engine.add_adapter(adapter, 3)
-        lab.engine.add(adapter.name, [1, 2], SamplingParams(max_tokens=4), adapter=adapter.name)
+        lab.engine.add_request(adapter.name, [1, 2], SamplingParams(max_tokens=4), adapter=adapter.name)
     lab.step()
     assert lab.scheduler.inner.select(lab.pool, lab.kv).held == "adapters"
 
 
 def test_an_unknown_adapter_is_refused() -> None:
     with pytest.raises(RequestError, match="the adapter 'none' is not loaded"):
-        Lab(num_loras=1).engine.add("0", [1], SamplingParams(), adapter="none")
+        Lab(num_loras=1).engine.add_request("0", [1], SamplingParams(), adapter="none")
 
 
 def test_the_digests_of_pages_depend_on_the_adapter() -> None:
@@ -173,7 +173,7 @@ def test_a_changed_adapter_finds_no_page_of_the_one_before() -> None:
     prompt, params = list(range(1, 14)), SamplingParams(max_tokens=3, temperature=0)
     for turn, key in enumerate(("one", "two", "two")):
         lab.engine.add_adapter(Adapter("a", key), 3 if key == "one" else 4)
-        lab.engine.add(str(turn), prompt, params, adapter="a")
+        lab.engine.add_request(str(turn), prompt, params, adapter="a")
         lab.run()
         lab.engine.remove_adapter("a")
         assert lab.pool.num_cache_hits == (12 if turn == 2 else 0)

@@ -68,7 +68,7 @@ def served(case: Scenario) -> Iterator[str]:
     def add(requests: list[Req]) -> None:
         for each in requests:
             params = SamplingParams(each.max_tokens - each.num_prompt, temperature=0.0)
-            lab.engine.add(each.name, [1] * each.num_prompt, params)
+            lab.engine.add_request(each.name, [1] * each.num_prompt, params)
 
     lab.wait = wait
     add(world.arrive(1))

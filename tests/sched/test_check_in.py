@@ -50,7 +50,7 @@ def test_allowed_ids_wait_for_the_tokens_before() -> None:
     lab = Lab(max_bs=2, shape=EVERY_THREE, eos=[EOS], override=lambda name, _, token: EOS if name == "A" else token)
     lab.add("B", 2, 20)
     lab.step()
-    lab.engine.add("A", [1, 2], SamplingParams(max_tokens=9, temperature=0, min_tokens=1))
+    lab.engine.add_request("A", [1, 2], SamplingParams(max_tokens=9, temperature=0, min_tokens=1))
     lab.run()
     assert lab.batches[4:6] == ["B1 A2", "B1 A1"], "the second waits for the first, and for one before it"
     assert len(lab.tokens["A"]) == 2 and lab.tokens["A"].index(EOS) == 1
@@ -68,7 +68,7 @@ def test_logits_that_are_not_finite_end_a_request(at: int) -> None:
 def test_tokens_are_drawn_again_after_a_preemption() -> None:
     lab = Lab(max_bs=2, shape=EVERY_THREE)
     params = SamplingParams(max_tokens=20, temperature=1, seed=3)
-    lab.engine.add("A", [1, 2, 3], params)
+    lab.engine.add_request("A", [1, 2, 3], params)
     lab.add("B", 3, 3)
     lab.step()
     (request,) = [request for request in lab.pool if request.request_id == "A"]

@@ -79,7 +79,9 @@ def test_the_most_urgent_keeps_its_pages_while_increments_take_the_last() -> Non
     lab = Lab(max_bs=2, page_size=2, shape=shaped(budget=3, num_pages=5, ordering=Priority))
     lab.add("B", 2, 6)
     lab.step()
-    lab.engine.add("A", [1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=1, temperature=0), urgency=Urgency(priority=-10))
+    lab.engine.add_request(
+        "A", [1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=1, temperature=0), urgency=Urgency(priority=-10)
+    )
     lab.run()
     assert lab.batches == ["B2", "B1 A2-", "B1 A2-", "B1", "B1", "A2", "B3-", "B3-", "B1"]
     assert lab.pool.num_preemptions == 1
@@ -102,7 +104,7 @@ def test_prefixes_are_reused() -> None:
     prompts = {"A": [1, 2, 3, 4, 5], "B": [1, 2, 3, 4, 5], "C": [1, 2, 9], "D": [1, 2, 3, 4]}
     cached = {}
     for request_id, prompt in prompts.items():
-        lab.engine.add(request_id, prompt, params)
+        lab.engine.add_request(request_id, prompt, params)
         while request_id not in lab.ends:
             for update in lab.step():
                 cached[request_id] = cached.get(request_id, 0) + update.num_cached
@@ -119,7 +121,7 @@ def test_prefixes_are_reused() -> None:
 def test_requests_that_read_no_pages_of_others(changes: dict) -> None:
     lab = Lab(max_bs=1, page_size=2, shape=shaped(reuses_prefixes=True))
     for request_id, params in {"A": SamplingParams(max_tokens=1), "B": SamplingParams(max_tokens=1, **changes)}.items():
-        lab.engine.add(request_id, [1, 2, 3, 4, 5], params)
+        lab.engine.add_request(request_id, [1, 2, 3, 4, 5], params)
         lab.run()
     assert lab.batches == ["A5", "B5"]
 
@@ -128,12 +130,12 @@ def test_pages_are_kept_until_they_are_needed_and_the_oldest_goes_first() -> Non
     lab = Lab(max_bs=1, page_size=2, shape=shaped(reuses_prefixes=True, num_pages=6))
     params = SamplingParams(max_tokens=1, temperature=0)
     for request_id, first in (("A", 1), ("B", 11), ("C", 21), ("D", 11), ("E", 1)):
-        lab.engine.add(request_id, [first, 2, 3], params)
+        lab.engine.add_request(request_id, [first, 2, 3], params)
         lab.run()
     assert lab.batches == ["A3", "B3", "C3", "D1", "E1"]
-    lab.engine.add("F", list(range(31, 42)), params)  # takes all six blocks
+    lab.engine.add_request("F", list(range(31, 42)), params)  # takes all six blocks
     lab.run()
-    lab.engine.add("G", [11, 2, 3], params)
+    lab.engine.add_request("G", [11, 2, 3], params)
     lab.run()
     assert lab.batches[5:] == ["F11", "G3"]
 
@@ -151,7 +153,7 @@ def suspicious_lab(*broken: tuple[str, int], **changes) -> Lab:
 
 def serve_one(lab: Lab, request_id: str, prompt: list[int] = PROMPT) -> str | None:
     """Run a request and all others to the end; return its finish reason."""
-    lab.engine.add(request_id, prompt, GREEDY)
+    lab.engine.add_request(request_id, prompt, GREEDY)
     lab.run()
     return lab.ends[request_id].finish_reason
 
@@ -189,12 +191,12 @@ def test_a_running_sharer_of_suspect_pages_adds_none_to_the_prefix_cache(ends_fi
     assert serve_one(lab, "A") == "length"
     long = SamplingParams(max_tokens=8, temperature=0)
     first, second = ("B", "S") if ends_first else ("S", "B")
-    lab.engine.add(first, PROMPT, long)
-    lab.engine.add(second, PROMPT, long)
+    lab.engine.add_request(first, PROMPT, long)
+    lab.engine.add_request(second, PROMPT, long)
     lab.run()
     assert (lab.ends["B"].finish_reason, lab.ends["S"].finish_reason) == ("error", "length")
     written = [*PROMPT, *lab.tokens["S"]]
-    lab.engine.add("C", written, GREEDY)
+    lab.engine.add_request("C", written, GREEDY)
     lab.run()
     assert next(batch for batch in lab.batches if batch[0] == "C") == f"C{len(written)}"
 
@@ -204,7 +206,7 @@ def test_suspect_pages_of_a_request_without_its_row_leave_the_prefix_cache(how: 
     """The bad result comes after the request was aborted, or has lost its pages, in flight."""
     lab = suspicious_lab(("B", 7), max_bs=2, depth=2)
     assert serve_one(lab, "A") == "length"
-    lab.engine.add("B", PROMPT, GREEDY)
+    lab.engine.add_request("B", PROMPT, GREEDY)
     lab.step()
     lab.step()  # the iteration with the bad result is in flight
     request = lab.pool.running["B"]

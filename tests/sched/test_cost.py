@@ -20,7 +20,7 @@ def num_reads(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_ro
     pool = RequestPool(KVManager((num_pages,), 16, num_rows), vocab_size=9, max_model_len=64)
     scheduler = ChunkedScheduler(num_rows, 16, ORDERINGS[name](), depth=2)
     for n in range(4 + num_waiting):
-        pool.add(str(n), [1, 2], SamplingParams(max_tokens=20), seed=0, arrival=float(n))
+        pool.add_request(str(n), [1, 2], SamplingParams(max_tokens=20), seed=0, arrival=float(n))
     counts: Counter[str] = Counter()
 
     def select(number: int) -> None:

@@ -84,7 +84,7 @@ def play(kind: str, seed: int, num_steps: int, has_states: bool = False) -> Lab:
             )
             for _ in range(dice.choice((1, 1, 1, 3))):  # several samples of a prompt
                 wanted[str(len(wanted))] = prompt, params
-                lab.engine.add(str(len(wanted) - 1), prompt, params)
+                lab.engine.add_request(str(len(wanted) - 1), prompt, params)
         elif action < 0.38 and len(lab.pool):
             victim = dice.choice([request.request_id for request in lab.pool])
             if lab.engine.abort(victim):

@@ -66,7 +66,7 @@ class Machine(RuleBasedStateMachine):
             seed=seed,
         )
         self.wanted[request_id] = (stem + tail, params)
-        self.lab.engine.add(request_id, stem + tail, params)
+        self.lab.engine.add_request(request_id, stem + tail, params)
 
     @precondition(lambda self: len(self.lab.pool))
     @rule(data=st.data())

@@ -147,7 +147,7 @@ def test_ten_thousand_waiting_requests_are_not_read() -> None:
     kv = KVManager(num_blocks=(100,), page_size=4, num_rows=2, n_slots=100)
     pool = CountingPool(kv, vocab_size=10, max_model_len=64)
     for number in range(10_000):
-        pool.add(str(number), [1], SamplingParams(max_tokens=4), seed=0, arrival=0.0)
+        pool.add_request(str(number), [1], SamplingParams(max_tokens=4), seed=0, arrival=0.0)
     engine = Engine(ToyExecutor(10, (100,), 4, 2), OrcaScheduler(max_bs=2), pool)
     for _ in range(9):
         engine.step()

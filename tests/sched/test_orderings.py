@@ -357,7 +357,7 @@ def test_thousands_wait(name: str) -> None:
     params = SamplingParams(max_tokens=4)
     wishes = [Urgency(number % 7, f"tenant {number % 1000}", 1.0 + number % 13) for number in range(10_000)]
     for number, wish in enumerate(wishes):
-        pool.add(str(number), [1], params, seed=0, arrival=number / 1000, urgency=wish)
+        pool.add_request(str(number), [1], params, seed=0, arrival=number / 1000, urgency=wish)
     first = next(iter(ordering.waiting(pool)))
     start = time.process_time()
     for _ in range(2000):
@@ -365,7 +365,7 @@ def test_thousands_wait(name: str) -> None:
     assert time.process_time() - start < 2, "about ten seconds if each read all requests"
     for number in range(10_000):
         pool.abort(str(number))
-    last = pool.add("last", [1], params, seed=0, arrival=11.0)
+    last = pool.add_request("last", [1], params, seed=0, arrival=11.0)
     assert list(ordering.waiting(pool)) == [last]
 
 
@@ -375,10 +375,10 @@ def test_aborted_requests_at_the_end_of_the_queue_are_dropped(name: str) -> None
     ordering = ORDERINGS[name]()
     pool = RequestPool(KVManager((100,), 4, 8), vocab_size=VOCAB, max_model_len=64)
     params = SamplingParams(max_tokens=4)
-    first = pool.add("first", [1], params, seed=0, arrival=0.0, urgency=Urgency(-1, "ann", 1.0))
+    first = pool.add_request("first", [1], params, seed=0, arrival=0.0, urgency=Urgency(-1, "ann", 1.0))
     gc.freeze()  # objects of other tests need not be visited
     for number in range(1000):
-        pool.add(str(number), [1], params, seed=0, arrival=1.0, urgency=Urgency(1, "bob"))
+        pool.add_request(str(number), [1], params, seed=0, arrival=1.0, urgency=Urgency(1, "bob"))
         assert next(iter(ordering.waiting(pool))) is first
         pool.abort(str(number))
         pool.deliver(lambda request: True, 2.0)

@@ -20,7 +20,7 @@ def pool_of(n_slots: int = 40) -> RequestPool:
 
 
 def add(pool: RequestPool, request_id: str = "a", prompt=(1, 2, 3), **params) -> Request:
-    return pool.add(request_id, prompt, SamplingParams(**params), seed=5, arrival=1.0)
+    return pool.add_request(request_id, prompt, SamplingParams(**params), seed=5, arrival=1.0)
 
 
 def run_once(pool: RequestPool, request: Request, token: int, finite: bool = True) -> StepPlan:

@@ -34,7 +34,7 @@ def computed(lab: Lab, request_id: str) -> int:
 
 
 def serve(lab: Lab, request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY) -> list[int]:
-    lab.engine.add(request_id, prompt, params)
+    lab.engine.add_request(request_id, prompt, params)
     lab.run()
     assert lab.tokens[request_id] == lab.expected(prompt, params)
     return [*prompt, *lab.tokens[request_id]]
@@ -72,7 +72,7 @@ def test_further_samples_compute_one_token(page_size: int, num_prompt: int, dept
     lab = chat_lab(page_size, depth=depth)
     prompt = [number % 59 for number in range(num_prompt)]
     for seed in range(6):
-        lab.engine.add(str(seed), prompt, SamplingParams(max_tokens=9, seed=seed))
+        lab.engine.add_request(str(seed), prompt, SamplingParams(max_tokens=9, seed=seed))
     lab.run()
     assert [computed(lab, str(seed)) for seed in range(6)] == [num_prompt, 1, 1, 1, 1, 1]
     running = next(plan for plan in lab.executor.plans if "1" in {member.request_id for member in plan.members})
@@ -97,7 +97,7 @@ def test_a_template_that_drops_the_thinking_computes_from_there_on(page_size: in
 def test_another_request_is_admitted_while_a_sample_waits() -> None:
     lab = chat_lab(4, depth=1, budget=8)
     for request_id, prompt in (("A", range(20)), ("B", range(20)), ("C", [5])):
-        lab.engine.add(request_id, list(prompt), GREEDY)
+        lab.engine.add_request(request_id, list(prompt), GREEDY)
     lab.run()
     assert lab.batches[:4] == ["A8-", "A8-", "A4 C1", "A1 C1 B1"]
 
@@ -105,7 +105,7 @@ def test_another_request_is_admitted_while_a_sample_waits() -> None:
 def test_a_sample_begins_itself_if_the_first_one_is_aborted() -> None:
     lab = chat_lab(4, depth=1, budget=8)
     for request_id in "AB":
-        lab.engine.add(request_id, list(range(20)), GREEDY)
+        lab.engine.add_request(request_id, list(range(20)), GREEDY)
     lab.step()
     lab.engine.abort("A")
     lab.run()
@@ -144,7 +144,7 @@ class _Cache:
         parent = self.digests[-1] if self.digests else b"start"
         ids = id_bytes([number, number])
         self.digests.append(page_digest(parent, ids))
-        blocks = [NO_BLOCK if group in missing else self.pool.take(1)[0] for group in range(len(self.groups))]
+        blocks = [NO_BLOCK if group in missing else self.pool.take_blocks(1)[0] for group in range(len(self.groups))]
         self.cache.remember(blocks, Page(self.digests[-1], parent, ids, frozenset((self.digests[0],))))
         self.pool.give_back([block for block in blocks if block != NO_BLOCK])
         self.cache.check_integrity()
@@ -184,21 +184,21 @@ def test_windows_shorten_a_hit(windows: tuple[int | None, ...], missing: dict[in
 def test_blocks_behind_a_window_are_evicted_first() -> None:
     pool = BlockPool(4, lambda name: evicted.append(name[1]))
     evicted: list[bytes] = []
-    for block in pool.take(4):
+    for block in pool.take_blocks(4):
         pool.give_name(block, (0, bytes([block])))
     pool.give_back([0, 1])
     pool.give_back([2, 3], is_behind=True)
-    pool.take(3)
+    pool.take_blocks(3)
     assert evicted == [b"\x03", b"\x02", b"\x01"]
 
 
 def test_rows_leave_blocks_that_can_be_found() -> None:
     """A chunk is larger than the window: its blocks enter the cache before they leave, and are taken first."""
     lab = Lab(max_bs=2, page_size=4, groups=groups_of(3), shape=Shape(budget=16, depth=2))
-    lab.engine.add("A", list(range(40)), GREEDY)
+    lab.engine.add_request("A", list(range(40)), GREEDY)
     lab.run()
     assert len(lab.kv.prefixes._pages) == 12, "every page"
-    lab.engine.add("B", [*range(22), 60], GREEDY)
+    lab.engine.add_request("B", [*range(22), 60], GREEDY)
     lab.run()
     assert computed(lab, "B") == 1, "it copies the page after five full ones"
     assert lab.tokens["B"] == lab.expected([*range(22), 60], GREEDY)
@@ -220,9 +220,9 @@ def test_a_copy_of_a_page_with_nan_is_forgotten() -> None:
         override=lambda name, length, token: None if (name, length) == ("A", 22) else token,
     )  # fmt: skip
     prompt = list(range(20))
-    lab.engine.add("A", prompt, GREEDY)
+    lab.engine.add_request("A", prompt, GREEDY)
     lab.step()
-    lab.engine.add("B", prompt, GREEDY)
+    lab.engine.add_request("B", prompt, GREEDY)
     lab.run()
     assert (lab.ends["A"].finish_reason, lab.ends["B"].finish_reason) == ("error", "length")
     assert computed(lab, "B") == 1

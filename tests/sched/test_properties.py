@@ -95,7 +95,7 @@ def serve(lab: Lab, arrivals: list[Arrival], check=lambda lab: None) -> None:
     for step in range(2000):
         for number, arrival in enumerate(arrivals):
             if arrival.step == step:
-                lab.engine.add(str(number), arrival.prompt, arrival.params, urgency=arrival.urgency)
+                lab.engine.add_request(str(number), arrival.prompt, arrival.params, urgency=arrival.urgency)
                 if arrival.patience is not None:
                     aborts.setdefault(step + arrival.patience, []).append(str(number))
         for request_id in aborts.get(step, []):
@@ -240,7 +240,7 @@ def test_iterations_by_hand(name: SchedulerName, arrivals: list[Arrival], max_bs
     lab = Lab(name, max_bs=max_bs, n_slots=400, eos=[EOS])
     lengths = []
     for number, arrival in enumerate(arrivals):
-        lab.engine.add(str(number), arrival.prompt, arrival.params)
+        lab.engine.add_request(str(number), arrival.prompt, arrival.params)
         lengths.append((len(arrival.prompt), len(lab.expected(arrival.prompt, arrival.params))))
     lab.run()
     if name == "orca":

@@ -141,6 +141,6 @@ def test_microbatches_of_a_fixed_size() -> None:
     """FasterTransformer's mbs: two members are one microbatch of two, and not two of one."""
     pool = lab_of(max_bs=4).pool
     for name in "AB":
-        pool.add(name, [1, 2], SamplingParams(max_tokens=1), seed=0, arrival=0.0)
+        pool.add_request(name, [1, 2], SamplingParams(max_tokens=1), seed=0, arrival=0.0)
     sizes = [len(RequestLevelScheduler(4, 2, mbs).select(pool, pool.kv).choices) for mbs in (None, 2)]
     assert sizes == [1, 2]

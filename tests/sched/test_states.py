@@ -51,8 +51,8 @@ def test_moves_by_hand() -> None:
     assert moves(lab, "A") == [(-1, 0), (0, 1), (1, 2), (2, 2), (2, 2)]
     assert lab.engine.stats.state_blocks == (0, 3, 45)
     lab.add("X", 1, 1)  # prompt: the id 1
-    lab.engine.add("B", list(range(14)), SamplingParams(max_tokens=2, temperature=0))
-    lab.engine.add("C", [*text, 1, 2, 3, 4, 5], SamplingParams(max_tokens=1, temperature=0))
+    lab.engine.add_request("B", list(range(14)), SamplingParams(max_tokens=2, temperature=0))
+    lab.engine.add_request("C", [*text, 1, 2, 3, 4, 5], SamplingParams(max_tokens=1, temperature=0))
     lab.run()
     assert lab.batches[5:] == ["X1 B1 C5-", "B1 C1"], "C begins with 16 of its 22 tokens, and has a border at 21"
     assert moves(lab, "X") == [(-1, 3)]
@@ -80,7 +80,7 @@ def test_further_samples_compute_one_token(page_size: int, num_prompt: int, dept
     lab = state_lab(page_size, depth=depth, budget=100)
     prompt = [number % 59 for number in range(num_prompt)]
     for seed in range(6):
-        lab.engine.add(str(seed), prompt, SamplingParams(max_tokens=9, seed=seed))
+        lab.engine.add_request(str(seed), prompt, SamplingParams(max_tokens=9, seed=seed))
     lab.run()
     more = [16] * 5 if num_prompt == 16 else [1] * 5
     assert [computed(lab, str(seed)) for seed in range(6)] == [num_prompt, *more]
@@ -95,7 +95,7 @@ def test_no_sample_waits_for_a_few_tokens(budget: int, batches: list[str]) -> No
     lab = state_lab(depth=1, budget=budget)
     text = serve(lab, "A", list(range(40)))
     for name in "BC":
-        lab.engine.add(name, [*text[:40], *range(9)], GREEDY)
+        lab.engine.add_request(name, [*text[:40], *range(9)], GREEDY)
     lab.run()
     first = next(index for index, batch in enumerate(lab.batches) if "B" in batch)
     assert lab.batches[first : first + 2] == batches
@@ -174,8 +174,8 @@ def test_without_room_for_snapshots_all_is_in_place() -> None:
     assert lab.batches[0] == "A40", "no border"
     assert computed(lab, "B") == 40
     assert all(source in (-1, target) for name in "AB" for source, target in moves(lab, name))
-    lab.engine.add("C", list(range(20)), GREEDY)
-    lab.engine.add("D", list(range(20)), GREEDY)
+    lab.engine.add_request("C", list(range(20)), GREEDY)
+    lab.engine.add_request("D", list(range(20)), GREEDY)
     lab.run()
     assert "C20 D20" in lab.batches, "none waits for a snapshot that will not be there"
 
@@ -197,7 +197,7 @@ def test_a_row_takes_no_block_that_another_one_reads() -> None:
     for name in "AB":
         serve(lab, name, [ord(name) - 60, *range(30)])
     for number, name in enumerate("ABBAAB"):
-        lab.engine.add(str(number), [ord(name) - 60, *range(30)], GREEDY)
+        lab.engine.add_request(str(number), [ord(name) - 60, *range(30)], GREEDY)
     lab.run()
     for number, name in enumerate("ABBAAB"):
         assert lab.tokens[str(number)] == lab.expected([ord(name) - 60, *range(30)], GREEDY)
@@ -227,10 +227,10 @@ def test_snapshots_with_nan_are_forgotten(page_size: int) -> None:
         page_size, depth=1, override=lambda name, length, token: None if (name, length) == ("A", 22) else token
     )
     prompt = list(range(20))
-    lab.engine.add("A", prompt, GREEDY)
+    lab.engine.add_request("A", prompt, GREEDY)
     lab.step()
     lab.step()
-    lab.engine.add("B", prompt, GREEDY)
+    lab.engine.add_request("B", prompt, GREEDY)
     lab.run()
     assert (lab.ends["A"].finish_reason, lab.ends["B"].finish_reason) == ("error", "length")
     assert computed(lab, "B") == 1
@@ -243,10 +243,10 @@ def test_snapshots_with_nan_are_forgotten(page_size: int) -> None:
 def test_a_request_with_pages_of_nan_leaves_no_snapshot() -> None:
     """B begins as A, whose next token is not finite, and passes a border of states at 24."""
     lab = state_lab(depth=1, override=lambda name, length, token: None if (name, length) == ("A", 22) else token)
-    lab.engine.add("A", list(range(20)), GREEDY)
+    lab.engine.add_request("A", list(range(20)), GREEDY)
     for _ in range(4):
         lab.step()
-    lab.engine.add("B", list(range(20)), GREEDY)
+    lab.engine.add_request("B", list(range(20)), GREEDY)
     lab.run()
     assert computed(lab, "B") == 4, "from 16 on"
     assert lab.tokens["B"] == lab.expected(range(20), GREEDY)
@@ -256,7 +256,7 @@ def test_a_request_with_pages_of_nan_leaves_no_snapshot() -> None:
 @pytest.mark.usefixtures("dense")
 def test_the_state_of_an_aborted_request_is_kept() -> None:
     lab = state_lab(depth=1, budget=6)
-    lab.engine.add("A", list(range(20)), GREEDY)
+    lab.engine.add_request("A", list(range(20)), GREEDY)
     lab.step()
     lab.engine.abort("A")
     serve(lab, "B", list(range(20)))
@@ -265,7 +265,7 @@ def test_the_state_of_an_aborted_request_is_kept() -> None:
 
 def test_a_preempted_request_continues_from_its_state() -> None:
     lab = state_lab(depth=1)
-    lab.engine.add("A", list(range(20)), GREEDY)
+    lab.engine.add_request("A", list(range(20)), GREEDY)
     for _ in range(4):
         lab.step()
     lab.pool.preempt(lab.pool.running["A"])
@@ -314,10 +314,10 @@ def _move_without_target(owner: States, row: int) -> StateMove:
 class _NewestFirst(BlockPool):
     """Takes the kept block that was used last."""
 
-    def take(self, count: int) -> list[int]:
+    def take_blocks(self, count: int) -> list[int]:
         for block in reversed(list(self._kept)[1:]):
             self._kept.move_to_end(block)
-        return super().take(count)
+        return super().take_blocks(count)
 
 
 def _longer(cache: PrefixCache, *args: Any) -> Any:

@@ -40,7 +40,7 @@ class PlayedLink:
         elif isinstance(message, Submit):
             self.submitted.append(message)
             for answer in self.script(message):
-                asyncio.get_running_loop().call_soon(self._client.take, answer)
+                asyncio.get_running_loop().call_soon(self._client.take_message, answer)
 
 
 class Stage:

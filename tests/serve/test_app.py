@@ -114,7 +114,7 @@ def test_a_quiet_engine_is_bridged_by_comments(monkeypatch: pytest.MonkeyPatch, 
             quiet.append(messages is None)
             if len(quiet) == 2:
                 for news in saying("late")(stage.link.submitted[0]):
-                    stage.client.take(news)
+                    stage.client.take_message(news)
             return messages
 
         monkeypatch.setattr(generation, "_receive_soon", counted)

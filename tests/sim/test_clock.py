@@ -30,7 +30,7 @@ def test_requests_do_not_share_a_group() -> None:
 
 def test_an_engine_serves_it() -> None:
     engine = build_engine(EngineConfig(model="preset:clock-1", max_num_seqs=2, max_model_len=64)).engine
-    engine.add("r", [65] * 8, SamplingParams(max_tokens=16))
+    engine.add_request("r", [65] * 8, SamplingParams(max_tokens=16))
     ids = [token for update in _run(engine) for token in update.new_ids]
     groups = bytes(ids).decode().split(" ")
     assert groups[0] == "" and all(len(group) == 7 and group.isdecimal() for group in groups[1:]) and len(groups) == 3

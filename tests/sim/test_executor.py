@@ -51,7 +51,9 @@ def play(
             clock.now = max(clock.now, coming[0][1].at)
         while coming and coming[0][1].at <= clock.now:
             number, arrival = coming.pop(0)
-            engine.add(str(number), [1] * arrival.num_prompt, SamplingParams(arrival.num_generated, ignore_eos=True))
+            engine.add_request(
+                str(number), [1] * arrival.num_prompt, SamplingParams(arrival.num_generated, ignore_eos=True)
+            )
         for update in engine.step(None if blocks else wait):
             if update.finish_reason is not None:
                 ends[int(update.request_id)] = update

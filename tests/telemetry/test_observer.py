@@ -88,11 +88,13 @@ def play_request(clock: Clock) -> ServerObserver:
     observer = ServerObserver(ServerConfig(served_model_name=("m",)), clock=clock)
     record = observer.begin("req_a", "/v1/completions", 7)
     clock.now += 0.3
-    record.take(tokens(1))
+    record.take_update(tokens(1))
     clock.now += 0.012
-    record.take(tokens(2))
+    record.take_update(tokens(2))
     clock.now += 0.04
-    record.take(tokens(3, 4, metrics=RequestMetrics(arrival=5.0, first_scheduled=5.2, first_token=5.3, finished=5.4)))
+    record.take_update(
+        tokens(3, 4, metrics=RequestMetrics(arrival=5.0, first_scheduled=5.2, first_token=5.3, finished=5.4))
+    )
     record.end("stop")
     return observer
 
@@ -168,8 +170,8 @@ def test_log_line_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
 def test_updates_without_tokens_are_no_tokens() -> None:
     observer = ServerObserver(ServerConfig())
     record = observer.begin("a", "/v1/completions", 7)
-    record.take(RequestUpdate("r0", ()))
-    record.take(RequestUpdate("r0", (), "error", "no finite logits"))
+    record.take_update(RequestUpdate("r0", ()))
+    record.take_update(RequestUpdate("r0", (), "error", "no finite logits"))
     record.end("error")
     found = samples(observer)
     assert (found["orca_jax_generation_tokens_total"], found["orca_jax_time_to_first_token_seconds_count"]) == (0, 0)

@@ -42,7 +42,7 @@ class Traced:
         record = self.observer.begin(scope["state"]["request_id"], scope["path"], 7)
         if self.reason != "timeout":
             times = RequestMetrics(arrival=1.0, first_scheduled=1.5, first_token=2.0, finished=2.0)
-            record.take(RequestUpdate("r0", (1, 2), "stop", metrics=times))
+            record.take_update(RequestUpdate("r0", (1, 2), "stop", metrics=times))
         record.end(self.reason)
         record.end("abort")
         await PlainTextResponse("done")(scope, receive, send)

@@ -33,7 +33,7 @@ class Hanging:
             begun.set()
             end.wait()
 
-        call = self._callers.submit(self.threads.run, work)
+        call = self._callers.submit(self.threads.run_call, work)
         assert begun.wait(60)
         return lambda: call.exception(60)
 
@@ -67,10 +67,10 @@ def test_results_and_errors_reach_the_caller() -> None:
         raise error
 
     threads = EncodingThreads()
-    assert threads.run(lambda: 7) == 7
+    assert threads.run_call(lambda: 7) == 7
     for error in (Panic("now"), TimeoutError("own"), RequestError("own")):
         with pytest.raises(type(error)) as caught:
-            threads.run(lambda: fail(error))  # noqa: B023 - runs at once
+            threads.run_call(lambda: fail(error))  # noqa: B023 - runs at once
         assert caught.value is error
     assert asyncio.run(threads.run_async(lambda: 8)) == 8
     with pytest.raises(Panic):
@@ -80,7 +80,7 @@ def test_results_and_errors_reach_the_caller() -> None:
 def test_a_call_that_hangs_fails_and_delays_no_other_one(hanging: Hanging) -> None:
     error = hanging.hang()
     with ThreadPoolExecutor(1) as caller:
-        waiting = caller.submit(hanging.threads.run, lambda: "next")
+        waiting = caller.submit(hanging.threads.run_call, lambda: "next")
         hanging.now = LIMIT + 1
         assert waiting.result(60) == "next"
     late = error()
@@ -93,18 +93,18 @@ def test_too_many_hanging_calls_refuse_others_until_one_ends(hanging: Hanging) -
     assert isinstance(first(), RequestError)
     second = hanging.hang()
     with ThreadPoolExecutor(1) as caller:
-        waiting = caller.submit(hanging.threads.run, lambda: "never")
+        waiting = caller.submit(hanging.threads.run_call, lambda: "never")
         hanging.now = 2 * LIMIT + 2
         assert isinstance(second(), RequestError)
         with pytest.raises(EngineError, match=r"hangs in 2 threads.*tokenizer\.json"):
             waiting.result(60)
     with pytest.raises(EngineError, match="hangs in 2 threads"):
-        hanging.threads.run(lambda: "refused at once")
+        hanging.threads.run_call(lambda: "refused at once")
     hanging.release(0)
     deadline = time.monotonic() + 60
     while hanging.threads.num_abandoned > 1 and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert hanging.threads.run(lambda: "again") == "again"
+    assert hanging.threads.run_call(lambda: "again") == "again"
 
 
 def test_the_event_loop_goes_on_beside_a_hanging_call(hanging: Hanging) -> None:
@@ -135,7 +135,9 @@ def test_idle_threads_end_and_others_start_again() -> None:
     threads = EncodingThreads(num_threads=3)
     barrier = threading.Barrier(3)
     with ThreadPoolExecutor(3) as callers:
-        assert sorted(callers.map(lambda number: threads.run(lambda: number + 0 * barrier.wait(60)), range(3))) == [
+        assert sorted(
+            callers.map(lambda number: threads.run_call(lambda: number + 0 * barrier.wait(60)), range(3))
+        ) == [
             0,
             1,
             2,
@@ -146,4 +148,4 @@ def test_idle_threads_end_and_others_start_again() -> None:
     while set(names()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not set(names()) - before
-    assert threads.run(lambda: 4) == 4
+    assert threads.run_call(lambda: 4) == 4

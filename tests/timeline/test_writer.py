@@ -120,7 +120,7 @@ def test_shared_pages_have_equal_numbers() -> None:
     lab = TracedLab(max_bs=1, page_size=2, shape=Shape(depth=1))
     params = SamplingParams(max_tokens=1, temperature=0)
     for request_id, prompt in {"A": [1, 2, 3, 4, 5], "B": [1, 2, 3, 4, 9], "C": [1, 2, 9, 9, 9]}.items():
-        lab.engine.add(request_id, prompt, params)
+        lab.engine.add_request(request_id, prompt, params)
         lab.run()
     a, b, c = (lab.timeline.ends[n].pages for n in range(3))
     assert a[:2] == b[:2] and a[0] == c[0] and a[1] != c[1], "full pages"
@@ -134,7 +134,9 @@ def test_hashes_are_keyed_by_a_secret_of_the_run() -> None:
     for _ in range(2):
         lab = TracedLab(max_bs=1, page_size=2, shape=Shape(depth=1))
         for number in range(2):
-            lab.engine.add(str(number), [1, 2, 3], SamplingParams(max_tokens=1), urgency=Urgency(tenant="a-secret-key"))
+            lab.engine.add_request(
+                str(number), [1, 2, 3], SamplingParams(max_tokens=1), urgency=Urgency(tenant="a-secret-key")
+            )
         lab.run()
         runs.append(lab.timeline)
     (pages, tenant), (other_pages, other_tenant) = ((run.ends[0].pages, run.arrivals[0].tenant) for run in runs)
@@ -148,8 +150,8 @@ def traced_toy(path: Path, **settings) -> None:
     config = EngineConfig(model="preset:toy", scheduler="chunked", trace_file=str(path), **settings)
     engine = build_engine(config).engine
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
-    engine.add("one", [201, 202, 203, 204], params, urgency=Urgency(priority=3, tenant="a-secret-key"))
-    engine.add("two", [201, 202], params)
+    engine.add_request("one", [201, 202, 203, 204], params, urgency=Urgency(priority=3, tenant="a-secret-key"))
+    engine.add_request("two", [201, 202], params)
     while engine.has_work:
         engine.step()
 
@@ -203,7 +205,7 @@ def test_a_disk_that_fails_later_costs_no_request(tmp_path: Path, caplog: pytest
     engine = build_engine(EngineConfig(model="preset:toy", trace_file=str(folder / "trace"))).engine
     (folder / "trace").unlink()
     folder.rmdir()
-    engine.add("one", [1, 2], SamplingParams(max_tokens=2, temperature=0))
+    engine.add_request("one", [1, 2], SamplingParams(max_tokens=2, temperature=0))
     ends = []
     while engine.has_work:
         ends += [update.finish_reason for update in engine.step()]

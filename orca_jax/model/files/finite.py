@@ -48,7 +48,7 @@ class NotFinite:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def add(self, name: str, count: int) -> None:
+    def add_tensor(self, name: str, count: int) -> None:
         """Note the values of a tensor, or of a part of it that is read once more for another device."""
         if count:
             self._counts[name] = max(count, self._counts[name])

@@ -119,11 +119,11 @@ class CopyTarget:
         return self.values.dtype == source.dtype and self.values.flags.c_contiguous
 
     def scratch(self) -> np.ndarray:
-        """Memory for `take`: rows of this type, with padding, if they are to be transposed."""
+        """Memory for `take_stripe`: rows of this type, with padding, if they are to be transposed."""
         width = len(self.rows) + _PADDING // self.values.itemsize
         return np.empty((_TRANSPOSED_ROWS if self.is_transposed else 0, width), self.values.dtype)
 
-    def take(self, start: int, stripe: np.ndarray, scratch: np.ndarray) -> None:
+    def take_stripe(self, start: int, stripe: np.ndarray, scratch: np.ndarray) -> None:
         """Copy what is needed of the rows from `start` on."""
         stop = start + len(stripe)
         if not self.is_transposed:
@@ -173,7 +173,7 @@ def copy(source: TensorRows, places: Sequence[CopyTarget]) -> int:
         source.read_into(row, memory[: stop - row])
         count += num_not_finite(memory[: stop - row])
         for place, own in zip(places, scratch, strict=True):
-            place.take(row, rows_read[: stop - row], own)
+            place.take_stripe(row, rows_read[: stop - row], own)
     return count
 
 

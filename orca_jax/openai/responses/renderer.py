@@ -40,7 +40,7 @@ class OpenItem(Protocol):
 
     id: str
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
+    def add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
         """Add a piece of text."""
         ...
 
@@ -68,7 +68,7 @@ class _Collected:
         self.id = new_id(prefix)
         self._texts: list[str] = []
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
+    def add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
         """Add a piece of text."""
         self._texts.append(text)
 
@@ -84,9 +84,9 @@ class OpenMessage(_Collected):
         super().__init__("msg")
         self._logprobs: list[TokenLogprob] = []
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
+    def add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
         """Add a piece of text."""
-        super().add(text, logprobs)
+        super().add_text(text, logprobs)
         self._logprobs += logprobs
 
     def begin(self) -> list[ItemEvent]:
@@ -319,7 +319,7 @@ class ResponseRenderer:
         logprobs: Sequence[TokenLogprob] = ()
         if not isinstance(item, OpenReasoning):  # its tokens were left out; these are of what follows
             logprobs, self._logprobs = self._logprobs, []
-        item.add(text, logprobs)
+        item.add_text(text, logprobs)
         if not self._streams:
             return b""
         if isinstance(item, OpenMessage) and not logprobs and self._telemetry is None:

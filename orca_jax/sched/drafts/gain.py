@@ -53,7 +53,7 @@ class IterationTimes:
         full, rest = divmod(num_tokens, largest)
         return full * self._of_bucket(largest, waits) + (self._of_bucket(self._bucket(rest), waits) if rest else 0.0)
 
-    def add(self, num_tokens: int, seconds: float, *, waits: bool) -> None:
+    def add_time(self, num_tokens: int, seconds: float, *, waits: bool) -> None:
         """Take a measured time."""
         if not self.buckets or num_tokens > self.buckets[-1]:
             return

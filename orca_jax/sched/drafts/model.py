@@ -116,10 +116,10 @@ class ModelProposer:
     def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Count the accepted ids, for the request and for those to come."""
         tests = min(num_accepted + 1, num_drafts)
-        self._overall.add(num_accepted, tests)
+        self._overall.add_tests(num_accepted, tests)
         held = self._rows.get(request)
         if held is not None:
-            held.acceptance.add(num_accepted, tests)
+            held.acceptance.add_tests(num_accepted, tests)
 
     def close(self) -> None:
         """Free the memory of the draft model."""

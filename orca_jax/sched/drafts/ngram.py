@@ -53,9 +53,9 @@ class NgramIndex:
             self._newest = newest = [tuple(known[-n:]) for n in self._lengths if n <= end + 1]
             self._place = next((place_after[ngram] for ngram in newest if ngram in place_after), None)
         if tests:
-            self.any.add(matches, tests)
+            self.any.add_tests(matches, tests)
         if matches:
-            self.each.add(hits, matches)
+            self.each.add_tests(hits, matches)
 
     def proposal(self, count: int) -> list[int]:
         """The ids after the last occurrence of the longest n-gram; none without one.

@@ -42,7 +42,7 @@ class Acceptance:
         """The share as known now."""
         return self._hits / self._tests
 
-    def add(self, hits: int, tests: int) -> None:
+    def add_tests(self, hits: int, tests: int) -> None:
         """Count `tests` ids, `hits` of them drawn."""
         keep = max(0.0, 1 - tests / MEMORY)
         self._hits, self._tests = keep * self._hits + hits, keep * self._tests + tests

@@ -212,7 +212,7 @@ class SpeculativeScheduler:
         """Take the time of the last iteration, if its requests still generate."""
         last, self._last = self._last, None
         if last is not None and last.waits == self.is_on and choices[0].request.request_id in last.members:
-            self.times.add(last.num_tokens, now - last.at - last.proposing, waits=last.waits)
+            self.times.add_time(last.num_tokens, now - last.at - last.proposing, waits=last.waits)
 
     def _begin(self, choices: Sequence[Choice], drafts: Sequence[Sequence[int]], now: float, proposing: float) -> None:
         """Remember an iteration to be measured, if all its requests generate."""

@@ -149,8 +149,8 @@ class JsonCall:
                 at = self._step(text[at], at)
         return at
 
-    def take(self) -> list[ToolCall]:
-        """Return the pieces of the call since the last `take`."""
+    def take_pieces(self) -> list[ToolCall]:
+        """Return the pieces of the call since the last `take_pieces`."""
         calls, self._calls = self._calls, []
         return calls
 
@@ -239,8 +239,8 @@ class NamedCall:
                 self.state = "done"
         return at
 
-    def take(self) -> list[ToolCall]:
-        """Return the pieces of the call since the last `take`."""
+    def take_pieces(self) -> list[ToolCall]:
+        """Return the pieces of the call since the last `take_pieces`."""
         calls, self._calls = self._calls, []
         return calls
 

@@ -36,8 +36,8 @@ class _Members:
         self._schema: Mapping[str, Any] = {}
         self._num_members = 0
 
-    def take(self) -> list[ToolCall]:
-        """Return the pieces of the call since the last `take`."""
+    def take_pieces(self) -> list[ToolCall]:
+        """Return the pieces of the call since the last `take_pieces`."""
         calls, self._calls = self._calls, []
         return calls
 

@@ -48,8 +48,8 @@ class CallReader(Protocol):
         """Read `text` from `at` on. Returns the index after the last character read."""
         ...
 
-    def take(self) -> list[ToolCall]:
-        """Return the pieces of the call since the last `take`."""
+    def take_pieces(self) -> list[ToolCall]:
+        """Return the pieces of the call since the last `take_pieces`."""
         ...
 
     def finish(self) -> None:
@@ -112,7 +112,7 @@ class CallParser:
                 self._follow(self._node)
         if self._from < len(self._text):
             self._held.append(self._text[self._from :])
-        return self._out.take()
+        return self._out.take_items()
 
     def finish(self) -> Sequence[OutputPart]:
         """Return the rest at the end of the text. The beginning of an end of calls is left out."""
@@ -171,7 +171,7 @@ class CallParser:
 
     def _read(self, reader: CallReader) -> None:
         self._at = reader.feed(self._text, self._at)
-        for call in reader.take():
+        for call in reader.take_pieces():
             self._out.call(call)
         match reader.state:
             case "failed":
@@ -238,8 +238,8 @@ class _Output:
         self._items.append(call)
         self._blanks, self._has_call = [], True
 
-    def take(self) -> list[str | ToolCall]:
-        """Return the items since the last `take`, with adjacent texts, and adjacent pieces of a call, joined."""
+    def take_items(self) -> list[str | ToolCall]:
+        """Return the items since the last `take_items`, with adjacent texts, and adjacent pieces of a call, joined."""
         items, self._items = self._items, []
         return items if len(items) < 2 else joined(items)
 
@@ -247,7 +247,7 @@ class _Output:
         if self._blanks and not self._has_call:
             self._items.append("".join(self._blanks))
         self._blanks = None
-        return self.take()
+        return self.take_items()
 
 
 def joined(items: Sequence[str | ToolCall]) -> list[str | ToolCall]:

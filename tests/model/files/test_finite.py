@@ -37,8 +37,8 @@ def test_integers_have_none() -> None:
 def test_a_tensor_read_twice_is_counted_once(caplog: pytest.LogCaptureFixture) -> None:
     counts = NotFinite()
     for number in range(12):
-        counts.add(f"t{number}", number)
-    counts.add("t3", 2)
+        counts.add_tensor(f"t{number}", number)
+    counts.add_tensor("t3", 2)
     counts.warn("model")
     (record,) = caplog.records
     assert "NaN or infinity in t1 (1 values), t2 (2 values), t3 (3 values)" in record.getMessage()

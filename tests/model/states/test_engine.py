@@ -54,7 +54,7 @@ def alone(executor: JaxExecutor, num_stages: int, prompt: list[int]) -> list[int
     """The answer to a prompt in one chunk, without other requests and without the prefix cache."""
     tokens: dict[str, list[int]] = {}
     engine = engine_of(executor, num_stages, 0, budget=LENGTH, reuses=False)
-    engine.add("0", prompt, SamplingParams(max_tokens=NEW, temperature=0))
+    engine.add_request("0", prompt, SamplingParams(max_tokens=NEW, temperature=0))
     run(engine, tokens)
     return tokens["0"]
 
@@ -97,7 +97,7 @@ def test_the_schedule_changes_no_token(
             text = dice.choice((texts[0], texts[0], texts[1]))
             prompt = text[: dice.randint(min(9, len(text)), len(text))] + dice.choice(([], [], [dice.randrange(VOCAB)]))
             prompts[str(len(prompts))] = prompt
-            engine.add(str(len(prompts) - 1), prompt, SamplingParams(max_tokens=NEW, temperature=0))
+            engine.add_request(str(len(prompts) - 1), prompt, SamplingParams(max_tokens=NEW, temperature=0))
         elif action < 0.35 and engine.pool.running:
             victim = dice.choice(list(engine.pool.running.values()))
             if victim.finish_reason is None:

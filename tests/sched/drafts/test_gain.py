@@ -34,12 +34,12 @@ def test_measured_times_move_those_of_other_sizes() -> None:
     times = IterationTimes({**FLAT, 4: 1.0})
     assert times.of(4, waits=True) == FLAT[8]
     for _ in range(20):
-        times.add(1, 0.001, waits=False)
+        times.add_time(1, 0.001, waits=False)
     assert times.of(1, waits=False) == pytest.approx(0.001)
     assert times.of(8, waits=True) == pytest.approx(0.0012)
-    times.add(8, 0.002, waits=True)
+    times.add_time(8, 0.002, waits=True)
     assert times.of(8, waits=True) == pytest.approx(0.002)
-    times.add(1, 60.0, waits=False)
+    times.add_time(1, 60.0, waits=False)
     assert times.of(1, waits=False) < 0.0012, "one disturbed measurement changes little"
 
 

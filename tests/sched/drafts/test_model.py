@@ -89,7 +89,7 @@ def test_tokens_are_those_without_speculation(name: SchedulerName) -> None:
         prompt = [(7 * number + i) % VOCAB for i in range(1 + 3 * number)]
         params = SamplingParams(max_tokens=30, temperature=number % 2, seed=number)
         jobs[str(number)] = prompt, params
-        lab.engine.add(str(number), prompt, params)
+        lab.engine.add_request(str(number), prompt, params)
         lab.step()
     lab.run()
     assert all(lab.tokens[name] == lab.expected(*job) for name, job in jobs.items())

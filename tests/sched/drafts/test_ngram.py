@@ -54,9 +54,9 @@ def test_proposer_follows_a_request() -> None:
 
 def test_acceptance_forgets() -> None:
     acceptance = Acceptance(0.5)
-    acceptance.add(0, 20)
+    acceptance.add_tests(0, 20)
     assert acceptance.rate < 0.1
-    acceptance.add(24, 24)
+    acceptance.add_tests(24, 24)
     assert acceptance.rate == 1.0
 
 

@@ -86,7 +86,7 @@ def test_tokens_are_those_without_speculation(name: SchedulerName, sizes: dict[s
             min_tokens=1 if number % 7 == 6 else 0,
         )
         jobs[str(number)] = prompt, params
-        lab.engine.add(str(number), prompt, params)
+        lab.engine.add_request(str(number), prompt, params)
         if number % 3 == 0:
             lab.step()
     lab.engine.abort("11")
@@ -141,7 +141,7 @@ def test_right_proposals_go_on() -> None:
 def test_limits(changes: dict[str, int], most: int) -> None:
     lab, _ = flat_lab(Oracle(), dataclasses.replace(LIMITS, **changes))
     for number, name in enumerate("ABC"):  # equal prompts would start one after another
-        lab.engine.add(name, [number, 2, 3, 4, 5], SamplingParams(max_tokens=60, temperature=0))
+        lab.engine.add_request(name, [number, 2, 3, 4, 5], SamplingParams(max_tokens=60, temperature=0))
     lab.run()
     assert max(sum(member.num_drafts for member in plan.members) for plan in lab.executor.plans[:-1]) <= most
     assert (lab.pool.drafts.num_drafts > 0) == (most > 0)
@@ -150,7 +150,7 @@ def test_limits(changes: dict[str, int], most: int) -> None:
 def test_requests_for_the_full_sampler_leave_few_places() -> None:
     """One request has a penalty, and the full sampler has six places: for a row each, and for the rest in proposals."""
     lab, _ = flat_lab(Oracle(), dataclasses.replace(LIMITS, with_extras=6))
-    lab.engine.add("P", [1, 2], SamplingParams(max_tokens=80, temperature=0, presence_penalty=1.0))
+    lab.engine.add_request("P", [1, 2], SamplingParams(max_tokens=80, temperature=0, presence_penalty=1.0))
     for name in "AB":
         lab.add(name, 5, 60)
     lab.run()

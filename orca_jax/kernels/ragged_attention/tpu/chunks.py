@@ -122,7 +122,7 @@ class _Chunks(Kernel):
             k_lanes, v_lanes = shape.kv_lanes(2 * shape.head_dim * head, 1)
             k = part.read(k_lanes)
             v = k if v_lanes == k_lanes else part.read(v_lanes)
-            self.refs.softmax.add(head, self.refs.q[head], k, v, visible)
+            self.refs.softmax.add_tokens(head, self.refs.q[head], k, v, visible)
 
 
 def _by_head(shape: TpuShape, q: Float[Array, "T H D"]) -> Float[Array, "K TG X"]:

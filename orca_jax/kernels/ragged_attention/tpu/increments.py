@@ -117,7 +117,9 @@ class _Increments(Kernel):
             k_lanes, v_lanes = shape.kv_lanes(*bundle)
             k = part.stored(k_lanes)
             v = k if v_lanes == k_lanes else part.stored(v_lanes)
-            self.refs.softmax.add(index, queries[index, :, : k.shape[1]], k, v, visible, self._scales(part, bundle))
+            self.refs.softmax.add_tokens(
+                index, queries[index, :, : k.shape[1]], k, v, visible, self._scales(part, bundle)
+            )
 
     def _scales(self, part: Part, bundle: tuple[int, int]) -> tuple[jax.Array, jax.Array] | None:
         """Scales of K and of V, to apply to scores and weights: these are fewer than keys and values."""

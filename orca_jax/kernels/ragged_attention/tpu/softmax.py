@@ -35,7 +35,7 @@ class TpuSoftmax:
         self.total[...] = jnp.zeros_like(self.total)
         self.values[...] = jnp.zeros_like(self.values)
 
-    def add(
+    def add_tokens(
         self,
         index: int,
         q: jax.Array,
