@@ -168,7 +168,7 @@ class _Run:
         self.services[index] = Service(at, [])
         params = SamplingParams(call.max_tokens or call.num_generated, temperature=0.0)
         prompt = call.prompt or self._prompt[: call.num_prompt]
-        self.engine.add(str(index), prompt, params, urgency=Urgency(tenant=call.tenant))
+        self.engine.add_request(str(index), prompt, params, urgency=Urgency(tenant=call.tenant))
 
     def _take(self, update: RequestUpdate, now: float) -> None:
         assert update.error is None, update.error

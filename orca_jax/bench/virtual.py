@@ -123,7 +123,7 @@ def _drive(
         request, now = requests[index], clock.now
         clock.now = due.pop(index)  # it came during the iteration that has just ended, and has been waiting since then
         params = SamplingParams(max_tokens=request.max_tokens or request.num_output, temperature=0)
-        engine.add(str(index), prompts[index], params, urgency=request.urgency)
+        engine.add_request(str(index), prompts[index], params, urgency=request.urgency)
         clock.now = now
 
     arrivals = sorted(coming)

@@ -216,7 +216,7 @@ class _CaseRun:
 
     def _add(self, request: CaseRequest) -> None:
         params = SamplingParams(request.max_tokens, temperature=0.0, ignore_eos=True)
-        self.engine.add(str(len(self.tokens)), _prompt(request), params, urgency=request.urgency)
+        self.engine.add_request(str(len(self.tokens)), _prompt(request), params, urgency=request.urgency)
         self.tokens.append([])
 
     def _starving(self, turn: int) -> str:

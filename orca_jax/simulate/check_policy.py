@@ -73,7 +73,7 @@ def fault_on_model(policy: str, options: str | None, model: str, seed: int) -> s
         found: list[list[int]] = [[] for _ in sizes]
         for index, (num_prompt, num_output) in enumerate(sizes):
             ids = [(31 * index + place) % 200 for place in range(num_prompt)]
-            engine.add(f"{index}", ids, SamplingParams(num_output, temperature=0.0, ignore_eos=True))
+            engine.add_request(f"{index}", ids, SamplingParams(num_output, temperature=0.0, ignore_eos=True))
         while engine.has_work:
             for update in engine.step():
                 found[int(update.request_id)].extend(update.new_ids)

@@ -149,7 +149,7 @@ def test_k_is_between_the_order_of_arrival_and_that_of_matches() -> None:
         lab.add("W", 9, 1)
         lab.step()
         for name, prompt in prompts.items():
-            lab.engine.add(name, prompt, SamplingParams(max_tokens=1, temperature=0))
+            lab.engine.add_request(name, prompt, SamplingParams(max_tokens=1, temperature=0))
         lab.run()
         orders[k] = lab.batches[1:]
     assert orders == {1: ["X9", "Y5", "Z1"], 2: ["Z1", "X9", "Y5"], None: ["Z1", "Y5", "X9"]}

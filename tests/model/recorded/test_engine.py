@@ -38,7 +38,7 @@ def test_greedy_tokens_equal_transformers(family: str, tensor_parallel: int, sta
     tokens: dict[str, list[int]] = {}
     for number in range(4):
         # The first ids differ, so that only every other prompt begins with pages of another.
-        engine.add(str(number), prompt if number % 2 == 0 else prompt[5:], params)
+        engine.add_request(str(number), prompt if number % 2 == 0 else prompt[5:], params)
         tokens[str(number)] = []
     while engine.has_work:
         for update in engine.step():
