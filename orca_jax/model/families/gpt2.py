@@ -1,6 +1,7 @@
 """GPT-2: learned positions, LayerNorm, GELU, biases everywhere, tied embeddings. GPT-3 is a larger GPT-2."""
 
 import re
+from typing import NamedTuple
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, norm
@@ -17,27 +18,70 @@ from orca_jax.model.families.values import (
 )
 
 
-def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a GPT-2 config.json; missing keys get the defaults of transformers, and without a key there are no
-    end tokens.
+class GPTKeys(NamedTuple):
+    """The keys of a config.json near GPT-2, with the defaults of transformers.
+
+    Attributes:
+        heads: number of heads.
+        embed: size of the embedding.
+        layers: number of layers.
+        mlp: numbers in the middle of an MLP; without a default four times `embed`.
+        positions: most tokens of a request.
+        activation: that of the MLP.
+        vocab_size: default of the key of this name.
+        norm_eps: key of the number in norms, 1e-5 by default; None: there is no key.
+    """
+
+    heads: tuple[str, int]
+    embed: tuple[str, int]
+    layers: tuple[str, int]
+    mlp: tuple[str, int | None]
+    positions: tuple[str, int]
+    activation: tuple[str, str]
+    vocab_size: int
+    norm_eps: str | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All keys."""
+        pairs = self.heads, self.embed, self.layers, self.mlp, self.positions, self.activation
+        return frozenset({"vocab_size", *(key for key, _ in pairs), *filter(None, [self.norm_eps])})
+
+
+_KEYS = GPTKeys(
+    ("n_head", 12),
+    ("n_embd", 768),
+    ("n_layer", 12),
+    ("n_inner", None),
+    ("n_positions", 1024),
+    ("activation_function", "gelu_new"),
+    50257,
+    "layer_norm_epsilon",
+)
+
+
+def read_shape(hf: HfConfig, family: str, keys: GPTKeys) -> ModelConfig:
+    """Read the keys of a decoder with LayerNorm, plain MLPs, and biases everywhere. Without a key there are no end
+    tokens.
 
     Raises:
         ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
-    heads, embed = get_equal_heads(hf, "n_head", 12, "n_embd", 768)
+    heads, embed = get_equal_heads(hf, *keys.heads, *keys.embed)
+    mlp_key, mlp_dim = keys.mlp
     return ModelConfig(
-        family="gpt2",
-        vocab_size=get_int(hf, "vocab_size", 50257),
-        num_layers=get_layers(hf, "n_layer", 12),
+        family=family,
+        vocab_size=get_int(hf, "vocab_size", keys.vocab_size),
+        num_layers=get_layers(hf, *keys.layers),
         embed_dim=embed,
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=embed // heads,
-        mlp_dim=get_int(hf, "n_inner", 4 * embed),
-        max_positions=get_int(hf, "n_positions", 1024),
+        mlp_dim=get_int(hf, mlp_key, mlp_dim or 4 * embed),
+        max_positions=get_int(hf, *keys.positions),
         norm="layernorm",
-        norm_eps=get_float(hf, "layer_norm_epsilon", 1e-5),
-        activation=get_activation(hf, "activation_function", "gelu_new"),
+        norm_eps=get_float(hf, keys.norm_eps, 1e-5) if keys.norm_eps else 1e-5,
+        activation=get_activation(hf, *keys.activation),
         gated_mlp=False,
         attention_bias=True,
         attention_out_bias=True,
@@ -46,6 +90,11 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
         eos_token_ids=token_ids(hf.get("eos_token_id")),
         bos_token_id=first_token_id(hf, "bos_token_id"),
     )
+
+
+def config_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a GPT-2 config.json; raises `ConfigError` as `read_shape` does."""
+    return read_shape(hf, "gpt2", _KEYS)
 
 
 def _linear(key: str, path: str, part: JoinedPart | None = None) -> tuple[Weight, Weight]:
@@ -76,18 +125,7 @@ GPT2 = Family(
     name="gpt2",
     models="GPT-2, DistilGPT2, DialoGPT, Cerebras-GPT",
     config_from_hf=config_from_hf,
-    keys=frozenset(
-        {
-            "activation_function",
-            "layer_norm_epsilon",
-            "n_embd",
-            "n_head",
-            "n_inner",
-            "n_layer",
-            "n_positions",
-            "vocab_size",
-        }
-    ),
+    keys=_KEYS.names,
     architectures=("GPT2LMHeadModel", "GPT2Model", "GPT2DoubleHeadsModel"),
     weights=weights,
     prefixes=("transformer.", ""),

@@ -1,58 +1,39 @@
 """GPT-NeoX and Pythia: LayerNorm, partial rotary positions, attention and MLP in parallel, heads side by side."""
 
 import re
+from dataclasses import replace
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.families import rope
+from orca_jax.model.families import gpt2, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, norm
-from orca_jax.model.families.values import (
-    HfConfig,
-    first_token_id,
-    get_activation,
-    get_bool,
-    get_equal_heads,
-    get_float,
-    get_int,
-    get_layers,
-    token_ids,
-)
+from orca_jax.model.families.values import HfConfig, get_bool
 
 _ROPE = rope.RopeRules(theta_key="rotary_emb_base", share_key="rotary_pct", share=0.25)
+_OWN_KEYS = {"attention_bias", "rotary_emb_base", "rotary_pct", "use_parallel_residual"}
+_KEYS = gpt2.GPTKeys(
+    ("num_attention_heads", 64),
+    ("hidden_size", 6144),
+    ("num_hidden_layers", 44),
+    ("intermediate_size", 24576),
+    ("max_position_embeddings", 2048),
+    ("hidden_act", "gelu"),
+    50432,
+    "layer_norm_eps",
+)
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of GPT-NeoX; missing keys get the defaults of transformers, and without a key there are no
-    end tokens.
-
-    Raises:
-        ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
-    """
-    heads, embed = get_equal_heads(hf, "num_attention_heads", 64, "hidden_size", 6144)
-    limit = get_int(hf, "max_position_embeddings", 2048)
-    rotary, max_positions = rope.read_rope(hf, embed // heads, limit, _ROPE)
-    bias = get_bool(hf, "attention_bias", True)
-    return ModelConfig(
-        family="gpt_neox",
-        vocab_size=get_int(hf, "vocab_size", 50432),
-        num_layers=get_layers(hf, "num_hidden_layers", 44),
-        embed_dim=embed,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=embed // heads,
-        mlp_dim=get_int(hf, "intermediate_size", 24576),
+    """Read a config.json of GPT-NeoX; raises `ConfigError` as `gpt2.read_shape` does."""
+    config, bias = gpt2.read_shape(hf, "gpt_neox", _KEYS), get_bool(hf, "attention_bias", True)
+    rotary, max_positions = rope.read_rope(hf, config.head_dim, config.max_positions, _ROPE)
+    return replace(
+        config,
         max_positions=max_positions,
-        norm="layernorm",
-        norm_eps=get_float(hf, "layer_norm_eps", 1e-5),
-        activation=get_activation(hf, "hidden_act", "gelu"),
-        gated_mlp=False,
         attention_bias=bias,
         attention_out_bias=bias,
-        mlp_bias=True,
         tied_embeddings=get_bool(hf, "tie_word_embeddings", False),
         residual="parallel" if get_bool(hf, "use_parallel_residual", True) else "pre_norm",
         rope=rotary,
-        eos_token_ids=token_ids(hf.get("eos_token_id")),
-        bos_token_id=first_token_id(hf, "bos_token_id"),
     )
 
 
@@ -82,23 +63,7 @@ GPT_NEOX = Family(
     name="gpt_neox",
     models="GPT-NeoX-20B, Pythia, Dolly",
     config_from_hf=config_from_hf,
-    keys=frozenset(
-        {
-            "attention_bias",
-            "hidden_act",
-            "hidden_size",
-            "intermediate_size",
-            "layer_norm_eps",
-            "max_position_embeddings",
-            "num_attention_heads",
-            "num_hidden_layers",
-            "rotary_emb_base",
-            "rotary_pct",
-            "use_parallel_residual",
-            "vocab_size",
-            *(rope.KEYS - {"rope_theta"}),
-        }
-    ),
+    keys=_KEYS.names | (rope.KEYS - {"rope_theta"}) | _OWN_KEYS,
     architectures=("GPTNeoXForCausalLM", "GPTNeoXModel"),
     weights=weights,
     prefixes=("gpt_neox.", ""),

@@ -4,54 +4,32 @@ import re
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.model.families import gpt2
 from orca_jax.model.families.base import Family, Weight, head, linear, norm
-from orca_jax.model.families.values import (
-    HfConfig,
-    first_token_id,
-    get_activation,
-    get_bool,
-    get_equal_heads,
-    get_int,
-    get_layers,
-    token_ids,
-)
+from orca_jax.model.families.values import HfConfig, get_int
 
 _UNUSED_POSITIONS = 2  # first rows of the table
+_KEYS = gpt2.GPTKeys(
+    ("num_attention_heads", 12),
+    ("hidden_size", 768),
+    ("num_hidden_layers", 12),
+    ("ffn_dim", 3072),
+    ("max_position_embeddings", 2048),
+    ("activation_function", "relu"),
+    50272,
+)
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of OPT; missing keys get the defaults of transformers, and without a key there are no
-    end tokens.
-
-    Raises:
-        ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
-    """
-    heads, embed = get_equal_heads(hf, "num_attention_heads", 12, "hidden_size", 768)
-    width = get_int(hf, "word_embed_proj_dim", embed)
-    if width != embed:
-        message = f"config.json: word_embed_proj_dim {width} is not supported; it must be hidden_size {embed}"
+    """Read a config.json of OPT; raises `ConfigError` as `gpt2.read_shape` does."""
+    config = gpt2.read_shape(hf, "opt", _KEYS)
+    width = get_int(hf, "word_embed_proj_dim", config.embed_dim)
+    if width != config.embed_dim:
+        message = (
+            f"config.json: word_embed_proj_dim {width} is not supported; it must be hidden_size {config.embed_dim}"
+        )
         raise ConfigError(message, param="word_embed_proj_dim")
-    return ModelConfig(
-        family="opt",
-        vocab_size=get_int(hf, "vocab_size", 50272),
-        num_layers=get_layers(hf, "num_hidden_layers", 12),
-        embed_dim=embed,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=embed // heads,
-        mlp_dim=get_int(hf, "ffn_dim", 3072),
-        max_positions=get_int(hf, "max_position_embeddings", 2048),
-        norm="layernorm",
-        norm_eps=1e-5,
-        activation=get_activation(hf, "activation_function", "relu"),
-        gated_mlp=False,
-        attention_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
-        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
-        eos_token_ids=token_ids(hf.get("eos_token_id")),
-        bos_token_id=first_token_id(hf, "bos_token_id"),
-    )
+    return config
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -77,18 +55,7 @@ OPT = Family(
     name="opt",
     models="OPT, except OPT-350M",
     config_from_hf=config_from_hf,
-    keys=frozenset(
-        {
-            "activation_function",
-            "ffn_dim",
-            "hidden_size",
-            "max_position_embeddings",
-            "num_attention_heads",
-            "num_hidden_layers",
-            "vocab_size",
-            "word_embed_proj_dim",
-        }
-    ),
+    keys=_KEYS.names | {"word_embed_proj_dim"},
     architectures=("OPTForCausalLM", "OPTModel"),
     weights=weights,
     prefixes=("model.decoder.", "decoder.", ""),

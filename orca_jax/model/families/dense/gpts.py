@@ -10,23 +10,37 @@ from orca_jax.model.families import gpt2, llama, opt
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, norm
 from orca_jax.model.families.values import (
     HfConfig,
-    first_token_id,
     get_activation,
     get_bool,
-    get_equal_heads,
-    get_float,
     get_int,
-    get_layers,
     refusal,
-    token_ids,
 )
 from orca_jax.model.families.windows import window_of_all
 
 _LOCAL, _GLOBAL = "local", "global"
+_NEO_KEYS = gpt2.GPTKeys(
+    ("num_heads", 16),
+    ("hidden_size", 2048),
+    ("num_layers", 24),
+    ("intermediate_size", None),
+    ("max_position_embeddings", 2048),
+    ("activation_function", "gelu_new"),
+    50257,
+    "layer_norm_epsilon",
+)
+_BIOGPT_KEYS = gpt2.GPTKeys(
+    ("num_attention_heads", 16),
+    ("hidden_size", 1024),
+    ("num_hidden_layers", 24),
+    ("intermediate_size", 4096),
+    ("max_position_embeddings", 1024),
+    ("hidden_act", "gelu"),
+    42384,
+)
 
 
 def bigcode_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of StarCoder 1; raises `ConfigError` as `gpt2.config_from_hf` does."""
+    """Read a config.json of StarCoder 1; raises `ConfigError` as `gpt2.read_shape` does."""
     activation = get_activation(hf, "activation_function", "gelu_pytorch_tanh")
     config = replace(gpt2.config_from_hf(hf), family="gpt_bigcode", activation=activation)
     return replace(
@@ -49,34 +63,15 @@ def bigcode_weights(config: ModelConfig) -> tuple[Weight, ...]:
 
 
 def neo_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of GPT-Neo; raises `ConfigError` as `gpt2.config_from_hf` does."""
-    heads, embed = get_equal_heads(hf, "num_heads", 16, "hidden_size", 2048)
-    num_layers, max_positions = get_layers(hf, "num_layers", 24), get_int(hf, "max_position_embeddings", 2048)
-    kinds = _kinds(hf, num_layers)
-    window = get_int(hf, "window_size", 256)
-    return ModelConfig(
-        family="gpt_neo",
-        vocab_size=get_int(hf, "vocab_size", 50257),
-        num_layers=num_layers,
-        embed_dim=embed,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=embed // heads,
-        mlp_dim=get_int(hf, "intermediate_size", 4 * embed),
-        max_positions=max_positions,
-        norm="layernorm",
-        norm_eps=get_float(hf, "layer_norm_epsilon", 1e-5),
-        activation=get_activation(hf, "activation_function", "gelu_new"),
-        gated_mlp=False,
+    """Read a config.json of GPT-Neo; raises `ConfigError` as `gpt2.read_shape` does."""
+    config = gpt2.read_shape(hf, "gpt_neo", _NEO_KEYS)
+    window, kinds = get_int(hf, "window_size", 256), _kinds(hf, config.num_layers)
+    return replace(
+        config,
         attention_bias=False,
-        attention_out_bias=True,
-        mlp_bias=True,
-        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
         attention_scale=1.0,
-        sliding_window=window if window < max_positions else None,
+        sliding_window=window if window < config.max_positions else None,
         window_pattern=tuple(kind == _LOCAL for kind in kinds),
-        eos_token_ids=token_ids(hf.get("eos_token_id")),
-        bos_token_id=first_token_id(hf, "bos_token_id"),
     )
 
 
@@ -123,30 +118,9 @@ def _beside_attention(config: ModelConfig) -> tuple[Weight, ...]:
 
 
 def biogpt_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of BioGPT; raises `ConfigError` as `gpt2.config_from_hf` does."""
-    heads, embed = get_equal_heads(hf, "num_attention_heads", 16, "hidden_size", 1024)
-    return ModelConfig(
-        family="biogpt",
-        vocab_size=get_int(hf, "vocab_size", 42384),
-        num_layers=get_layers(hf, "num_hidden_layers", 24),
-        embed_dim=embed,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=embed // heads,
-        mlp_dim=get_int(hf, "intermediate_size", 4096),
-        max_positions=get_int(hf, "max_position_embeddings", 1024),
-        norm="layernorm",
-        norm_eps=1e-5,
-        activation=get_activation(hf, "hidden_act", "gelu"),
-        gated_mlp=False,
-        attention_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
-        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
-        embedding_scale=embed**0.5 if get_bool(hf, "scale_embedding", True) else 1.0,
-        eos_token_ids=token_ids(hf.get("eos_token_id")),
-        bos_token_id=first_token_id(hf, "bos_token_id"),
-    )
+    """Read a config.json of BioGPT; raises `ConfigError` as `gpt2.read_shape` does."""
+    config = gpt2.read_shape(hf, "biogpt", _BIOGPT_KEYS)
+    return replace(config, embedding_scale=config.embed_dim**0.5 if get_bool(hf, "scale_embedding", True) else 1.0)
 
 
 def biogpt_weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -220,21 +194,7 @@ GPT_BIGCODE = replace(
 )
 GPT_NEO = replace(
     _near_gpt2("gpt_neo", "GPT-Neo", "GPTNeo", neo_from_hf, neo_weights),
-    keys=frozenset(
-        {
-            "activation_function",
-            "attention_layers",
-            "attention_types",
-            "hidden_size",
-            "intermediate_size",
-            "layer_norm_epsilon",
-            "max_position_embeddings",
-            "num_heads",
-            "num_layers",
-            "vocab_size",
-            "window_size",
-        }
-    ),
+    keys=_NEO_KEYS.names | {"attention_layers", "attention_types", "window_size"},
     ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.attention\.(bias|masked_bias)"),  # causal masks
     aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     harmless=frozenset({"embed_dropout", "resid_dropout"}),
@@ -244,18 +204,7 @@ BIOGPT = replace(
     name="biogpt",
     models="BioGPT",
     config_from_hf=biogpt_from_hf,
-    keys=frozenset(
-        {
-            "hidden_act",
-            "hidden_size",
-            "intermediate_size",
-            "max_position_embeddings",
-            "num_attention_heads",
-            "num_hidden_layers",
-            "scale_embedding",
-            "vocab_size",
-        }
-    ),
+    keys=_BIOGPT_KEYS.names | {"scale_embedding"},
     architectures=("BioGptForCausalLM", "BioGptModel"),
     weights=biogpt_weights,
     prefixes=("biogpt.", ""),

@@ -7,9 +7,8 @@ from orca_jax.config import MixerName, ModelConfig
 from orca_jax.layer_config import ResidualFactors, SumFactors
 from orca_jax.model.families import experts, llama, mixtral
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
-from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_float
-from orca_jax.model.families.windows import read_layer_types, window_of_all
+from orca_jax.model.families.windows import read_layer_types
 
 _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
 _FACTORS = {"full_attn": "attention", "linear_attn": "linear_attention", "mlp": "mlp"}
@@ -18,20 +17,13 @@ _QKV = ("query", "key", "value")  # the order of the rows of each head in one te
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of MiniMax; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 32000,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 4096 * 32,
-        "num_key_value_heads": 8,
-    }
-    config = llama.read_shape(hf, "minimax", defaults, norm_eps=1e-5, rules=RopeRules(theta=1e6))
+    config = mixtral.config_from_hf(hf)
     kinds = read_layer_types(hf, config.num_layers, _TYPES)
     kinds = kinds or [_LINEAR if layer % 2 else _FULL for layer in range(config.num_layers)]
     mixers: list[MixerName] = ["linear_attention" if kind == _LINEAR else "attention" for kind in kinds]
     return replace(
         config,
-        sliding_window=window_of_all(hf, None, config.max_positions),
-        experts=experts.read_experts(hf, "num_local_experts", (8, 2), is_normalised=True),
+        family="minimax",
         mixer_pattern=tuple(mixers),
         residual="normed",
         residual_factors=ResidualFactors(**{ours: _factors(hf, theirs) for theirs, ours in _FACTORS.items()}),
