@@ -163,7 +163,7 @@ def _by_window(
     """The groups of layers by their window; empty if no group has one.
 
     Args:
-        groups: of the KV cache.
+        groups: the groups of the KV cache.
         page_size: tokens of a page.
         max_model_len: tokens of a full request.
         longest: most tokens of a request in one iteration.

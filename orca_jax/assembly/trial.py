@@ -34,7 +34,7 @@ def is_faster(width: int, dtype: str, directory: str | None, name: str) -> bool:
         width: columns of a block of the library's packed matrices.
         dtype: the type of the matrices.
         directory: keeps the result, so that later starts on this machine agree; None measures once in a process.
-        name: of the library.
+        name: name of the library.
     """
     file = None if directory is None else Path(directory) / f"{name}-{dtype}.json"
     ratios = _kept(file) if file is not None else None

@@ -50,8 +50,8 @@ class VirtualDevice(NamedTuple):
 
     Attributes:
         cost: seconds of iterations.
-        predictor: of output lengths; None: that of the settings.
-        proposer: of speculation.
+        predictor: predictor of output lengths; None: the settings name it.
+        proposer: proposer of speculation.
         acceptance: chance of a proposed token to be drawn, if those before it were.
         start: seconds on the clock before anything arrives.
         num_stages: devices of a pipeline.
@@ -75,7 +75,7 @@ def run_virtually(
     Its request `n` is the n-th to arrive, with its index as its id.
 
     Args:
-        requests: in the order of arrival, except for those that wait for others.
+        requests: requests in the order of arrival; a request that waits for another may stand anywhere.
         head: the sizes of memory, budget and requests.
         choices: the choices of its settings.
         device: the cost, and parts of the engine that depend on it.

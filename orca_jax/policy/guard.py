@@ -24,7 +24,7 @@ class Guard:
     and the youngest residents their rows and pages.
 
     Args:
-        name: of the policy, in logs.
+        name: name of the policy, for logs.
     """
 
     def __init__(self, name: str) -> None:

@@ -10,7 +10,7 @@ class PolicyPredictor:
 
     Args:
         predictor: predicts.
-        name: of it.
+        name: name of the predictor.
     """
 
     def __init__(self, predictor: LengthPredictor, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The protocols between the engine and classes from outside. A change that breaks such a class raises `API`."""
+"""The protocols between the engine and classes from outside. A change that breaks these classes raises `API`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -6,14 +6,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from orca_jax.sched.blocks import BlockCount
 
 API = 1
-"""The version of these protocols; each class says the one that it was written for."""
+"""The version of these protocols; each class names its version."""
 
 
 class RequestView(Protocol):
-    """A request, as a policy sees it. All values are those of this moment; read them again in the next decision.
+    """A request, as a policy sees it. All values are of this moment; read them again in the next decision.
 
-    A policy may keep views, in sets and as keys too. Times are seconds on the clock of `PolicyView.now`. Tokens are
-    counted with those of iterations in flight unless it is said.
+    A policy may keep views, in sets and as keys too. Times are seconds on the clock of `PolicyView.now`. Tokens of
+    iterations in flight count too, unless it is said.
 
     Attributes:
         index: order of arrival, unique.
@@ -28,8 +28,8 @@ class RequestView(Protocol):
         is_resident: it has a row and pages.
         num_evictions: times that it lost them.
         predicted: predicted number of generated tokens.
-        priority: of the caller; lower values are more urgent.
-        tenant: of the caller; "" without one.
+        priority: number of the caller; lower values are more urgent.
+        tenant: name of the caller; "" without one.
         deadline: seconds after `arrival`, as the caller wishes.
         program: name of the agent or conversation that the request is part of; "" without one.
         weight: share of the engine that the caller wishes, relative to others.
@@ -95,9 +95,9 @@ class PolicyView(Protocol):
         max_draws: most jobs of an iteration that draw a token: a share of the jobs in a pipeline, else `max_batch`.
         token_budget: most tokens of an iteration.
         free_rows: waiting jobs that can become residents; each eviction gives one more.
-        free_pages: pages that are not in use; those of the prefix cache count.
+        free_pages: pages that are not in use, and pages of the prefix cache.
         num_pages: all pages.
-        residents: jobs with a row, in the order of admission; without those about to leave.
+        residents: jobs with a row, in the order of admission; jobs about to leave are left out.
         waiting: the other jobs that could get a row, in the order of arrival; read it lazily, it may be long.
     """
 
@@ -114,7 +114,7 @@ class PolicyView(Protocol):
     def waiting(self) -> Iterable[RequestView]: ...
 
     def pages(self, job: RequestView, num_tokens: int) -> BlockCount:
-        """Pages that a job takes beside those it has until `num_tokens` tokens more are computed."""
+        """Pages that a job takes, beside its own, until `num_tokens` tokens more are computed."""
         ...
 
     def use_whole_pages(self, job: RequestView) -> None:

@@ -82,7 +82,7 @@ class PolicyScheduler:
 
     Args:
         policy: decides.
-        name: of the policy, in errors.
+        name: name of the policy, for errors.
         max_bs: most requests of an iteration.
         token_budget: most tokens of an iteration.
         num_rows: most requests with a row.

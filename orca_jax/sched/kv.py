@@ -18,7 +18,7 @@ class KVManager:
     Verbs come in pairs: `acquire_row`/`release_row`, `reserve`/`release` for slots, `allocate`/`free` for blocks.
 
     A row has a list of blocks in each group of layers, and entry i of each list has the tokens of page i. Blocks are
-    allocated as tokens are written. In a group with a window, `leave` gives back those that no later token reads; their
+    allocated as tokens are written. In a group with a window, `leave` gives back blocks that no later token reads; their
     entries stay and hold `NO_BLOCK`. Blocks of groups with the same pool are interchangeable. `BlockCount` counts them.
 
     With `n_slots`, a row reserves slots: the paper's `n_rsrv`. A slot is the place of one token in one group, so there
@@ -93,7 +93,7 @@ class KVManager:
 
     @property
     def num_free_blocks(self) -> BlockCount:
-        """Blocks without a holder, those in the prefix cache included."""
+        """Blocks without a holder, blocks in the prefix cache included."""
         pools = self._pools
         return pools[0].num_free if len(pools) == 1 else count_of([pool.num_free for pool in pools])
 
@@ -186,7 +186,7 @@ class KVManager:
         return self._blocks_of_row[row]
 
     def num_pages_of(self, row: int) -> int:
-        """Pages of a row, those that were left included: entries of its list of blocks in each group."""
+        """Pages of a row, with pages that were left: entries of its list of blocks in each group."""
         return self._num_pages[row]
 
     def lacking(self, row: int, num_tokens: int) -> BlockCount:
@@ -211,7 +211,7 @@ class KVManager:
         return (self._num_pages[row] + pages) * self.page_size
 
     def to_come(self, row: int | None, start: int, num_tokens: int) -> BlockCount:
-        """Blocks that a row allocates at most, beside those it holds, until it has computed up to `num_tokens`."""
+        """Blocks that a row allocates at most, beside its own, until it has computed up to `num_tokens`."""
         assert row is not None, "no row"
         pages = -(-num_tokens // self.page_size) - self._num_pages[row]
         if pages <= 0:
@@ -265,7 +265,7 @@ class KVManager:
         self._leaves_at[row] = self._next_leave(self._first[row])
 
     def free(self, row: int) -> None:
-        """Free all blocks of a row; those in the prefix cache can still be found."""
+        """Free all blocks of a row. Requests still find blocks in the prefix cache."""
         for pool, blocks, first in zip(self._pool_of, self._blocks_of_row[row], self._first[row], strict=True):
             pool.give_back(blocks[first:] if first else blocks)
         self._blocks_of_row[row] = self._no_lists()
@@ -307,7 +307,7 @@ class KVManager:
         return self.prefixes.remember([blocks[index] for blocks in self._blocks_of_row[row]], page)
 
     def used_by_group(self) -> tuple[int, ...]:
-        """Blocks that rows hold in each group; those of a shared prefix count for each row."""
+        """Blocks that rows hold in each group; a shared block counts for each row."""
         used = [sum(self._num_pages)] * len(self.groups)
         for group, _ in self._windows:
             used[group] -= sum(first[group] for first in self._first)
@@ -374,7 +374,7 @@ class KVManager:
         return tuple(slots)
 
     def _beside(self, held: Sequence[int], start: int, num_tokens: int) -> BlockCount:
-        """Blocks of a row at its peak, from position `start` to `num_tokens`, beside those held in each group."""
+        """Blocks of a row at its peak, from position `start` to `num_tokens`, beside the blocks held in each group."""
         longest, size, most = self._longest or num_tokens, self.page_size, []
         for group, number in zip(self.groups, held, strict=True):
             pages = -(-num_tokens // size) - group.first_needed(start) // size

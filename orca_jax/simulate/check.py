@@ -70,7 +70,7 @@ def find_fault(policy: str | type[Any], options: str | None = None, seed: int = 
     Args:
         policy: FILE.py:CLASS, or a class at the top of its module.
         options: `scheduler_options`, as JSON.
-        seed: of the cases.
+        seed: seed of the random cases.
         num_cases: number of random cases.
 
     Raises:

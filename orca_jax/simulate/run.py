@@ -100,7 +100,7 @@ def simulate(policy: str | type[Any], load: Load, cost: IterationCost, seed: int
             `policy.Order` for `chunked`.
         load: requests in the order of arrival, or a function that draws them with random numbers of `seed`.
         cost: seconds of an iteration, such as `LinearCost(per_iteration=0.02, per_token=1e-4, per_pair=0.0)`.
-        seed: of the load.
+        seed: seed of a load that is drawn.
         settings: further settings of `EngineConfig`, such as `max_num_seqs` and `max_num_batched_tokens`.
 
     Raises:

@@ -18,10 +18,10 @@ class Instrument(ABC):
     """A metric with samples to publish.
 
     Args:
-        name: without the prefix.
+        name: name without the prefix.
         text: the line of help.
         labels: names of its labels.
-        prefix: of the name.
+        prefix: prefix of the name.
     """
 
     def __init__(self, name: str, text: str, labels: Labels = (), *, prefix: str = PREFIX) -> None:

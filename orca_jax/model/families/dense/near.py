@@ -35,13 +35,13 @@ def near_llama(
     """A family near Llama.
 
     Args:
-        name: as in `Family`, as is the next one.
+        name: the `model_type`.
         models: published models.
-        prefix: that of the classes of transformers.
+        prefix: prefix of the classes of transformers.
         shape: sizes.
         fields: reads the fields of `ModelConfig` that differ from those of `llama.read_shape`.
         keys: the keys that `fields` reads.
-        weights: as in `Family`.
+        weights: the tensors of a checkpoint.
         options: other fields of `Family`.
     """
 

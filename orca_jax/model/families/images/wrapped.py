@@ -82,7 +82,7 @@ def wrapper(
     """The family of a model for images and texts.
 
     Args:
-        name: as in `Family`, as are the next two.
+        name: the `model_type`.
         models: published models.
         architectures: classes of transformers.
         texts: the families that the part for texts may have, by the `model_type` in `text_config`.
