@@ -18,7 +18,7 @@ class KVManager:
     Verbs come in pairs: `acquire_row`/`release_row`, `reserve`/`release` for slots, `allocate`/`free` for blocks.
 
     A row has a list of blocks in each group of layers, and entry i of each list has the tokens of page i. Blocks are
-    allocated as tokens are written. In a group with a window, `leave` gives back blocks that no later token reads; their
+    allocated as tokens are written. In a group with a window, `leave` gives back blocks without later readers; their
     entries stay and hold `NO_BLOCK`. Blocks of groups with the same pool are interchangeable. `BlockCount` counts them.
 
     With `n_slots`, a row reserves slots: the paper's `n_rsrv`. A slot is the place of one token in one group, so there
