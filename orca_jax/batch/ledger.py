@@ -3,7 +3,6 @@
 import hashlib
 import sqlite3
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from orca_jax.batch.record import REMEDY
@@ -69,9 +68,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from orca_jax.link.wire import Watch
@@ -68,9 +67,7 @@ class Watcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._feed.leave(self)
 
 

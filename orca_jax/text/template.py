@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from orca_jax.errors import ConfigError, EngineError, RequestError
@@ -137,9 +136,7 @@ class ChatTemplate:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _exchange(self, frame: Frame) -> str:
