@@ -43,7 +43,7 @@ class GPTKeys(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """All keys."""
+        """The names of all keys."""
         pairs = self.heads, self.embed, self.layers, self.mlp, self.positions, self.activation
         return frozenset({"vocab_size", *(key for key, _ in pairs), *filter(None, [self.norm_eps])})
 
