@@ -93,12 +93,15 @@ class Piece(NamedTuple):
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Consecutive pieces of one choice as one piece."""
-    has_parts = any(piece.parts for piece in pieces)
+    if len(pieces) == 1:
+        return pieces[0]
     ids: list[int] = []
-    num_reasoning = 0
+    num_reasoning, has_parts = 0, False
     for piece in pieces:
         if piece.num_reasoning:
             num_reasoning = len(ids) + piece.num_reasoning
+        if piece.parts:
+            has_parts = True
         ids += piece.ids
     return Piece(
         pieces[-1].choice,
@@ -286,19 +289,20 @@ class Generation:
         self, call: OpenCall, messages: Sequence[RequestUpdate | Rejected]
     ) -> tuple[list[Piece], RequestUpdate | Rejected | None]:
         """One piece for each choice with new output, and the first message of a failure."""
-        pieces: dict[str, Piece] = {}
+        pieces: dict[str, list[Piece]] = {}
         for message in messages:
             request_id = message.request_id
             choice = self._open.get(request_id)
             if choice is None:
                 continue  # ended by a stop string; this update was already under way
             if isinstance(message, Rejected) or message.finish_reason in ("abort", "error"):
-                return list(pieces.values()), message
+                return [joined(found) for found in pieces.values()], message
             if message.num_cached and choice.index % self.job.candidates == 0:
                 self._cached[choice.index // self.job.candidates] = message.num_cached
             choice.record.take_update(message)
             piece = choice.take_update(message)
-            self._reasoning[choice.index] = choice.num_reasoning
+            if choice.num_reasoning:
+                self._reasoning[choice.index] = choice.num_reasoning
             if piece is None:
                 continue
             if piece.reason is not None:
@@ -306,9 +310,8 @@ class Generation:
                 choice.record.end(piece.reason)
                 if message.finish_reason is None:
                     call.abort(request_id)
-            before = pieces.get(request_id)
-            pieces[request_id] = piece if before is None else joined((before, piece))
-        return list(pieces.values()), None
+            pieces.setdefault(request_id, []).append(piece)
+        return [joined(found) for found in pieces.values()], None
 
     def _failure(self, failed: RequestUpdate | Rejected) -> ApiError:
         return self._rejection(failed) if isinstance(failed, Rejected) else failure_of(failed.error)
