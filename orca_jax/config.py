@@ -6,21 +6,28 @@ once into the other classes. No setting is read from the environment.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from orca_jax.cache_spec import LayerCache, LayerGroup, PageShape
 from orca_jax.checks import adapter_name_fault, check_known_or_class, check_values, names_checked
 from orca_jax.errors import ConfigError
 from orca_jax.layer_config import (
+    PAGED_MIXERS,
+    SHARED_MIXERS,
     DeltaRuleConfig,
     ExpertsConfig,
+    KeySharing,
     LatentConfig,
+    LayerInputs,
+    LayerKind,
     MambaConfig,
+    MixerName,
     ResidualFactors,
     RopeConfig,
     ShortConvConfig,
+    WideConfig,
 )
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -33,34 +40,15 @@ AttentionName = Literal["tpu", "gpu", "triton", "native", "gather", "xla", "refe
 CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
-MixerName = Literal[
-    "attention", "latent_attention", "short_conv", "linear_attention", "delta_rule", "mamba"
-]  # see model/mixers
-MlpName = Literal["mlp", "dense_mlp"]  # the second one is of layers without experts, in models with experts
-PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention", "latent_attention"})  # the others keep states
-SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 
-MAX_LORAS = 8  # adapters in one batch by default
-MAX_LORA_RANK = 16
-GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
+SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 DEFAULT_NGRAM = 5  # ids; as in vLLM
 MAX_NGRAM = 64
 MAX_DRAFTS = 16  # beyond some eight tokens, proposals are hardly ever accepted
 _SPECULATIVE_EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
-
-
-class LayerKind(NamedTuple):
-    """The differences between the layers of a model."""
-
-    window: int | None  # tokens that each token sees, itself included; None: all before it
-    rope: RopeConfig | None  # None: learned positions, or none
-    mixer: MixerName = "attention"
-    mlp: MlpName = "mlp"
-
-    @property
-    def parts(self) -> tuple[str, str]:
-        """The names of the mixer and of the MLP, which are those of their parameters too."""
-        return self.mixer, self.mlp
+MAX_LORAS = 8  # adapters in one batch by default
+MAX_LORA_RANK = 16
+GPU_MEMORY_UTILIZATION = 0.9  # default share of an accelerator's memory for this process
 
 
 @dataclass(frozen=True)
@@ -88,11 +76,18 @@ class ModelConfig:
     bos_token_id: int | None = None
     attention_out_bias: bool = False
     qk_norm: Literal["head", "all"] | None = None  # of queries and keys: of each head, or of all heads together
+    qk_norm_last: bool = False  # the norms of heads come after their rotation
+    value_norm: bool = False  # of each head's values, without weights
+    attention_sinks: bool = False  # a score of each head joins the softmax and has no value
     attention_gate: Literal["head", "all"] | None = None  # a weight between 0 and 1 for each head, or for all numbers
     residual: Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed"] = "pre_norm"  # see model/block.py
     residual_factors: ResidualFactors | None = None  # of the residual "normed"
     residual_scale: float = 1.0  # factor on what attention and MLP add, of the residuals "pre_norm" and "both_norms"
+    layer_scale: bool = False  # the stream after each layer is multiplied by a parameter of one number
     mixer_pattern: tuple[MixerName, ...] = ("attention",)  # of the layers; repeated over them
+    wide: WideConfig | None = None  # of layers with the mixer wide_attention
+    key_sharing: KeySharing | None = None  # None: each layer has keys and values of its own
+    layer_inputs: LayerInputs | None = None  # None: layers have no inputs beside the stream
     latent: LatentConfig | None = None  # of layers with latent attention, which are then all with pages
     short_conv: ShortConvConfig | None = None  # of layers with this mixer
     delta_rule: DeltaRuleConfig | None = None  # of layers with this mixer
@@ -104,6 +99,7 @@ class ModelConfig:
     attention_scale: float | None = None  # factor on scores; None: head_dim ** -0.5
     attention_soft_cap: float | None = None  # scores s become cap * tanh(s / cap)
     logit_soft_cap: float | None = None  # likewise for logits
+    head_bias: bool = False  # of the unembedding, which is then not the embedding
     logit_scale: float = 1.0  # factor on logits, before their cap
     embedding_scale: float = 1.0  # factor on token embeddings, rounded in the type of the parameters
     norm_bias: bool = True  # of norms of the kind layernorm
@@ -118,9 +114,27 @@ class ModelConfig:
     def active_mlp_dim(self) -> int:
         """The width of all MLPs that a token goes through in a layer, the widest one."""
         experts = self.experts
-        if experts is None:
-            return self.mlp_dim
-        return max(self.mlp_dim * experts.per_token + experts.shared_dim, experts.dense_dim)
+        own = self.mlp_dim
+        if experts is not None:
+            own = own * experts.per_token + experts.shared_dim + experts.beside_dim
+        return max(own, self.other_mlps[1])
+
+    @property
+    def other_mlps(self) -> tuple[tuple[int, ...], int]:
+        """The layers with an MLP of another width, or with one in place of experts; and this width."""
+        if self.experts is not None:
+            return self.experts.dense_layers, self.experts.dense_dim
+        sharing = self.key_sharing
+        if sharing is None or sharing.mlp_dim == self.mlp_dim:
+            return (), 0
+        return tuple(range(self.num_layers - sharing.num_layers, self.num_layers)), sharing.mlp_dim
+
+    def of_mixer(self, mixer: str) -> "ModelConfig":
+        """The same model, with the sizes of one kind of attention as those of all heads."""
+        if self.wide is None or not mixer.startswith("wide_"):
+            return self
+        sizes = {name: getattr(self.wide, name) for name in ("head_dim", "num_kv_heads", "kv_copies")}
+        return replace(self, **sizes)
 
     @cached_property
     def score_scale(self) -> float:
@@ -136,7 +150,7 @@ class ModelConfig:
         found = [
             kinds[layer % len(kinds)]._replace(mixer=mixers[layer % len(mixers)]) for layer in range(self.num_layers)
         ]
-        for layer in () if self.experts is None else self.experts.dense_layers:
+        for layer in self.other_mlps[0]:
             found[layer] = found[layer]._replace(mlp="dense_mlp")
         return tuple(
             kind if ropes[layer % len(ropes)] else kind._replace(rope=None) for layer, kind in enumerate(found)
@@ -159,11 +173,11 @@ class ModelConfig:
     @property
     def has_states(self) -> bool:
         """True if some layers keep a state of each request in place of pages."""
-        return not PAGED_MIXERS.issuperset(self.mixers)
+        return not (PAGED_MIXERS | SHARED_MIXERS.keys()).issuperset(self.mixers)
 
     @property
     def page_shape(self) -> PageShape:
-        """The shape of the pages of layers with attention."""
+        """The shape of the pages of layers with attention, but not of those with wide heads."""
         if self.latent is not None:
             return PageShape(self.num_kv_heads, self.latent.rank + self.latent.rotated_dim, has_values=False)
         return PageShape(self.num_kv_heads, self.head_dim)
@@ -171,10 +185,15 @@ class ModelConfig:
     @cached_property
     def layer_caches(self) -> tuple[LayerCache | None, ...]:
         """The keys and values that each layer keeps; None for layers with a state in their place."""
-        shape = self.page_shape
         return tuple(
-            LayerCache(shape, kind.window) if kind.mixer in PAGED_MIXERS else None for kind in self.layer_kinds
+            LayerCache(self.of_mixer(kind.mixer).page_shape, kind.window) if kind.mixer in PAGED_MIXERS else None
+            for kind in self.layer_kinds
         )
+
+    def layer_of_pages(self, layer: int) -> int:
+        """The layer whose pages a layer reads: itself, or the last earlier one with the same heads."""
+        mixer = SHARED_MIXERS.get(self.layer_kinds[layer].mixer)
+        return layer if mixer is None else max(other for other in self.layers_with(mixer) if other < layer)
 
 
 def page_dtype(name: KVCacheDType) -> PageDType:
@@ -378,17 +397,3 @@ class EngineConfig:
                 raise ConfigError(f"lora_modules has the name {name!r} twice; use other names", param="lora_modules")
             paths[name] = path
         return paths
-
-
-@dataclass(frozen=True)
-class ClusterConfig:
-    """The processes that run one engine together. Times are seconds."""
-
-    nnodes: int
-    node_rank: int
-    master_addr: str = "127.0.0.1"
-    master_port: int = 29501
-    cluster_key_file: str | None = None
-    control_timeout: float = 5.0
-    join_timeout: float = 1800.0
-    mtls: tuple[str, str, str] | None = None  # certificate, key and certificate authorities of the coordinator

@@ -1,8 +1,28 @@
 """The sizes and options of the parts of a layer, as fields of `config.ModelConfig`."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+MixerName = Literal[
+    "attention",
+    "wide_attention",
+    "shared_attention",
+    "wide_shared_attention",
+    "latent_attention",
+    "short_conv",
+    "linear_attention",
+    "delta_rule",
+    "mamba",
+]  # see model/mixers
+MlpName = Literal["mlp", "dense_mlp"]  # the second one is that of `ModelConfig.other_mlps`
+PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention", "wide_attention", "latent_attention"})
+SHARED_MIXERS: Mapping[MixerName, MixerName] = {
+    "shared_attention": "attention",
+    "wide_shared_attention": "wide_attention",
+}
+"""Mixers that read the pages of an earlier layer, each with the mixer of that layer."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +49,43 @@ class RopeConfig:
     def yarn_magnitude(self, strength: float) -> float:
         """The factor of yarn for texts `factor` times as long."""
         return 1.0 if self.factor <= 1 else 0.1 * strength * math.log(self.factor) + 1.0
+
+
+class WideConfig(NamedTuple):
+    """Attention with heads of another size, of the layers with the mixer wide_attention."""
+
+    head_dim: int
+    num_kv_heads: int
+    keys_are_values: bool = False  # there is no projection to values
+    kv_copies: int = 1  # see `ModelConfig`
+
+
+class KeySharing(NamedTuple):
+    """The last layers have no keys and values: they read the pages of the last earlier layer with the same heads."""
+
+    num_layers: int
+    mlp_dim: int  # width of their MLPs
+
+
+class LayerInputs(NamedTuple):
+    """Vectors of each token for each layer, by its id and its embedding (Gemma 3n and 4)."""
+
+    width: int
+    vocab_size: int
+
+
+class LayerKind(NamedTuple):
+    """The differences between the layers of a model."""
+
+    window: int | None  # tokens that each token sees, itself included; None: all before it
+    rope: RopeConfig | None  # None: learned positions, or none
+    mixer: MixerName = "attention"
+    mlp: MlpName = "mlp"
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The names of the mixer and of the MLP, which are those of their parameters too."""
+        return self.mixer, self.mlp
 
 
 @dataclass(frozen=True)
@@ -115,13 +172,22 @@ class ResidualFactors(NamedTuple):
 class RouterConfig:
     """The choice of a token's experts, and their weights."""
 
-    scores: Literal["softmax", "sigmoid"] = "softmax"  # of the router's products
+    scores: Literal["softmax", "sigmoid", "two_softmaxes"] = "softmax"  # of the router's products
     has_bias: bool = False  # added to the scores for the choice alone
     groups: int = 1  # of experts; only those of the best groups are chosen from
     used_groups: int = 1  # the best ones, by the sum of
     best_of_group: int = 2  # their best scores
     eps: float = 0.0  # added to the sum by which weights are divided
+    least_sum: float = 0.0  # the least number by which they are divided
+    reach: float = 0.0  # two_softmaxes: experts farther from the best one, in shares of it, have no weight
     scale: float = 1.0  # factor on the weights
+
+
+class GateClamp(NamedTuple):
+    """A gate g, at most `limit`, becomes g * sigmoid(slope * g). The vector beside it is clamped, and 1 added."""
+
+    limit: float
+    slope: float
 
 
 @dataclass(frozen=True)
@@ -132,7 +198,10 @@ class ExpertsConfig:
     per_token: int  # those that a token goes through
     is_normalised: bool = True  # the weights of a token's experts have the sum 1, before `RouterConfig.scale`
     shared_dim: int = 0  # width of an additional expert of all tokens; 0: there is none
+    has_biases: bool = False  # of the router's products and of the projections of experts
+    clamp: GateClamp | None = None  # None: the activation of the gate, times the vector beside it
     shared_gate: bool = True  # each token weights it by its own number
+    beside_dim: int = 0  # width of an MLP beside the experts; both have norms, and the router reads the stream
     router: RouterConfig = RouterConfig()
     dense_layers: tuple[int, ...] = ()  # layers with an MLP in place of experts
     dense_dim: int = 0  # width of these MLPs

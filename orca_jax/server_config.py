@@ -6,9 +6,10 @@ from ipaddress import ip_address
 from typing import Any, Literal
 
 from orca_jax.checks import check_values, names_checked
-from orca_jax.config import ClusterConfig, EngineConfig
+from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.request import MAX_LOGPROBS
+from orca_jax.startup import ClusterConfig
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""The start of an engine: the seconds of each phase, and a summary of what was started."""
+"""The start of an engine: its processes, the seconds of each phase, and a summary of what was started."""
 
 import threading
 import time
@@ -11,6 +11,20 @@ from typing import Literal, NamedTuple, get_args
 StartPhase = Literal["import", "load", "trace", "compile", "warm_up"]
 """Start of Python and imports; devices and weights; tracing and lowering; XLA; the first run of each program."""
 START_PHASES: tuple[StartPhase, ...] = get_args(StartPhase)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """The processes that run one engine together. Times are seconds."""
+
+    nnodes: int
+    node_rank: int
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
+    cluster_key_file: str | None = None
+    control_timeout: float = 5.0
+    join_timeout: float = 1800.0
+    mtls: tuple[str, str, str] | None = None  # certificate, key and certificate authorities of the coordinator
 
 
 @dataclass(frozen=True)

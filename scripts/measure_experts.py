@@ -22,6 +22,11 @@ EMBED, WIDTH, EXPERTS, PER_TOKEN = 512, 768, 16, 2
 TOKENS = (1, 8, 32, 128, 512)
 
 
+def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """The hidden vector of an expert."""
+    return jax.nn.silu(gate) * up
+
+
 def programs(tokens: int) -> Mapping[str, Callable[[], jax.Array]]:
     """The compiled forms, by name. Each runs on the same tokens."""
     draw = np.random.default_rng(0)
@@ -36,10 +41,10 @@ def programs(tokens: int) -> Mapping[str, Callable[[], jax.Array]]:
     dense = ExpertKernels(normal(EMBED, active), normal(EMBED, active), normal(active, EMBED))
 
     def experts(name: str) -> Callable[[], jax.Array]:
-        run = jax.jit(lambda *args: expert_mlp(*args, activation=jax.nn.silu, implementation=name))
+        run = jax.jit(lambda *args: expert_mlp(*args, activation=gated, implementation=name))
         return lambda: run(x, chosen, weights, stacks)
 
-    one = jax.jit(lambda x, kernels: one_expert(x, kernels, jax.nn.silu))
+    one = jax.jit(lambda x, kernels: one_expert(x, kernels, gated))
     return {
         "experts": experts("blocks"),
         "dense, of equal active width": lambda: one(x, dense),

@@ -19,9 +19,10 @@ from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.cluster.launch import free_ports
 from orca_jax.cluster.leader import Leader
 from orca_jax.cluster.messages import Call
-from orca_jax.config import ClusterConfig, EngineConfig
+from orca_jax.config import EngineConfig
 from orca_jax.errors import ClusterLostError, ConfigError
 from orca_jax.reporting import hardware, print_table
+from orca_jax.startup import ClusterConfig
 
 NUM_INPUT, NUM_OUTPUT = 32, 512  # tokens; equal, so that nearly all iterations have all requests
 

@@ -41,10 +41,10 @@ from orca_jax.cluster.messages import (
 )
 from orca_jax.cluster.version import own_code, own_version
 from orca_jax.cluster.worker_link import WorkerLink
-from orca_jax.config import ClusterConfig, EngineConfig
+from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError
 from orca_jax.exec.host import num_processors
-from orca_jax.startup import StartTimes
+from orca_jax.startup import ClusterConfig, StartTimes
 from orca_jax.step import Executor
 
 if TYPE_CHECKING:

@@ -183,6 +183,11 @@ def arrange(platform: str, decoder: Decoder, library: Library | None = None) -> 
     """Change the layers of a decoder to the form that suits the platform. With a library `Decoder.pack` comes next."""
     # On CPUs and GPUs a scan over layers copies the weights of every layer, on TPUs only those of experts. The library
     # reads packed matrices in their stack.
-    if (platform == "tpu" and decoder.config.experts is None) or (library is not None and decoder.can_pack(library)):
-        return
-    decoder.unstack(switched=platform == "cpu")
+    # Layers with pages of several shapes, or with those of another layer, have no common body.
+    shapes = {cache.shape for cache in decoder.config.layer_caches if cache is not None}
+    is_uniform = len(shapes) <= 1 and decoder.config.key_sharing is None
+    is_read_in_place = (platform == "tpu" and decoder.config.experts is None and is_uniform) or (
+        library is not None and decoder.can_pack(library)
+    )
+    if not is_read_in_place:
+        decoder.unstack(switched=platform == "cpu" and is_uniform)

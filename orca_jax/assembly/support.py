@@ -8,9 +8,10 @@ from typing import Any, Literal, NamedTuple
 from orca_jax.assembly.choices import SCHEDULERS, Budget, Choices, check_numbers, choices_of
 from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.checks import did_you_mean, is_class_name
-from orca_jax.config import PAGED_MIXERS, EngineConfig, ModelConfig
+from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.hub import is_hub_name
+from orca_jax.layer_config import PAGED_MIXERS
 from orca_jax.policy.kinds import PolicyKind
 from orca_jax.sched.scheduler import Traits
 from orca_jax.sim.clock import CLOCK_PREFIX
@@ -254,6 +255,12 @@ NEEDS: tuple[Need, ...] = (
          "enable_lora does not cover {f.known.family}, whose attention is that of latents; leave it out", "model"),
     Need("enable_lora", (False,), lambda f: f.known.attention_gate != "all",
          "enable_lora does not cover {f.known.family}, with queries and gates in one matrix; leave it out", "model"),
+    Need("enable_lora", (False,), lambda f: f.known.wide is None,
+         "enable_lora does not cover {f.known.family}, whose heads have two sizes; leave it out", "model"),
+    Need("pipeline_parallel_size", (1,),
+         lambda f: f.known.key_sharing is None and f.known.layer_inputs is None,
+         "pipeline_parallel_size does not cover {f.known.family}: layers share keys, or have inputs beside the stream, "
+         "and a stage passes on the stream alone; leave it out, or share each layer by tensor_parallel_size", "model"),
     Need("model", (), lambda f: not PAGED_MIXERS.isdisjoint(f.known.mixers),
          "{f.known.family}: a model needs a layer with attention, and all layers have {f.known.mixers[0]}", "model"),
     Need("speculative_config", (None,), lambda f: not f.known.has_states,
@@ -268,6 +275,9 @@ NEEDS: tuple[Need, ...] = (
     Need("pipeline_parallel_size", (1,), lambda f: f.chosen.is_toy or f.stages <= f.known.num_layers,
          "pipeline_parallel_size {f.stages} is more than the {f.known.num_layers} layers of the model; each stage "
          "needs one of them", "model"),
+    Need("speculative_config", (None,), lambda f: f.proposing.wide is None,
+         "speculative_config: the draft model {f.drafter}: {f.proposing.family} has pages of two shapes, and a draft "
+         "model has those of one; give another model", "draft"),
     Need("speculative_config", (None,), lambda f: not f.proposing.has_states,
          "speculative_config: the draft model {f.drafter}: {f.proposing.family} keeps states, which cannot go back "
          "before refused proposals; give a model with attention in all layers", "draft"),

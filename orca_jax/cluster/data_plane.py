@@ -12,7 +12,7 @@ import jax
 
 from orca_jax.cluster.messages import DataPlane
 from orca_jax.cluster.sockets import place, resolve
-from orca_jax.config import ClusterConfig
+from orca_jax.startup import ClusterConfig
 
 # The leader's watch is quicker. These limits hold if its thread cannot run.
 _HEARTBEAT_SECONDS = 10

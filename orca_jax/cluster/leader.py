@@ -37,9 +37,9 @@ from orca_jax.cluster.sockets import (
     resolve,
 )
 from orca_jax.cluster.watch import WorkerWatch
-from orca_jax.config import ClusterConfig
 from orca_jax.errors import ClusterLostError, ConfigError
 from orca_jax.flags.needs import check_needs
+from orca_jax.startup import ClusterConfig
 
 _NEWS_SECONDS = 10.0  # between two lines of the log about missing workers
 _EXPLAIN_SECONDS = 2.0  # for the control thread to find the reason of a failure in the main thread

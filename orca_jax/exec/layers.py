@@ -5,6 +5,7 @@ Token-wise operations run on all tokens of the merged batch; attention alone is 
 (`sampling/programs.py`).
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -27,6 +28,7 @@ from orca_jax.kernels.ragged_attention import (
     BackendChoice,
     RowArrays,
     Scores,
+    attend_pages,
     explain_choice,
     prepare,
     write_and_attend,
@@ -34,7 +36,7 @@ from orca_jax.kernels.ragged_attention import (
 from orca_jax.model.lora.launch import Adapters
 from orca_jax.model.lora.stacks import groups_of, stack_names
 from orca_jax.model.mixers.base import Attend
-from orca_jax.model.sharding import HEADS_SPEC
+from orca_jax.model.sharding import HEADS_SPEC, TENSOR_AXIS
 from orca_jax.model.transformer import Decoder
 
 Weights = Sequence[jax.Array]
@@ -137,10 +139,10 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     name, groups = config.attention_implementation, config.cache.groups
     scores = Scores(model.score_scale, soft_cap=model.attention_soft_cap)
     paged = [layer for layer in model.layer_caches if layer is not None]
-    windows = [(layer or paged[0]).window for layer in model.layer_caches] if paged else []
+    sources = [model.layer_caches[model.layer_of_pages(layer)] for layer in range(model.num_layers)]
+    windows = [(source or paged[0]).window for source in sources] if paged else []
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
-    everywhere, spec = PartitionSpec(), cache_spec(config.cache)
 
     def prepare_group(group: LayerGroup, requests: RowArrays) -> Any:
         shapes = _on_one_device(batch.ids.shape[0], model, config, mesh, group)
@@ -148,42 +150,23 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
 
     of_layer = _prepared_by_layer(batch, groups, prepare_group)
 
-    def on_shard(
-        group: LayerGroup,
-        index: Int[Array, ""],
-        scores: Scores,
-        prepared: Any,
-        q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"] | None,
-        pages: KVPages,
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
-        num_blocks, parts = config.cache.num_blocks[group.pool], pages_in_one(group, groups)
-        if group.shape == pool_shape(groups, group.pool):
-            return write_and_attend(device, q, k, v, pages, prepared, index * num_blocks, scores, implementation=name)
-        first, own = index // parts * num_blocks * parts + index % parts, viewed(pages, *k.shape[1:])
-        out, own = write_and_attend(device, q, k, v, own, prepared, first, scores, implementation=name)
-        return out, like(own, pages)
-
-    @cache
-    def split(group: LayerGroup) -> Callable[..., tuple[Array, KVPages]]:
-        """Attention on all shards, for groups with the shape and the pool of this one."""
-        by_head = spec[group.pool]
-        return jax.shard_map(
-            partial(on_shard, group),
-            mesh=mesh,
-            in_specs=(everywhere, everywhere, everywhere, HEADS_SPEC, HEADS_SPEC, HEADS_SPEC, by_head),
-            out_specs=(HEADS_SPEC, by_head),
-            check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
-        )
+    split = cache(partial(_attention_of_group, config, mesh))
 
     def attend(
-        layer: int | Int[Array, ""], q: Array, k: Array, v: Array | None, pages: PagePools
+        layer: int | Int[Array, ""],
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        pages: PagePools,
+        sinks: Array | None = None,
     ) -> tuple[Float[Array, "T H D"], PagePools]:
         own = scores.with_window(window_of_layer(windows, layer))
+        if k is None:
+            assert isinstance(layer, int), "layers with the pages of others are unrolled"
+            layer = model.layer_of_pages(layer)
         group, index, prepared = of_layer(layer)
         with jax.named_scope("attention"):
-            out, new = split(group)(index, own, prepared, q, k, v, pages[group.pool])
+            out, new = split(group)(index, own, prepared, q, k, v, sinks, pages[group.pool])
         has_several = isinstance(layer, int) and len(groups) > 1
         if (has_several or len(model.mixers) > 1) and device.platform == "cpu":
             # XLA for CPUs copies the pages for each layer of one body, unless a layer ends before the next one writes.
@@ -191,6 +174,45 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
         return out, (*pages[: group.pool], new, *pages[group.pool + 1 :])
 
     return attend
+
+
+def _attention_of_group(config: ExecutorConfig, mesh: Mesh, group: LayerGroup) -> Callable[..., tuple[Array, KVPages]]:
+    """Attention on all shards, for groups with the shape and the pool of this one."""
+    name, groups = config.attention_implementation, config.cache.groups
+    # From the mesh, because programs are also compiled for absent devices.
+    device = mesh.devices.flat[0]
+    everywhere, by_head = PartitionSpec(), cache_spec(config.cache)[group.pool]
+
+    def on_shard(
+        index: Int[Array, ""],
+        scores: Scores,
+        prepared: Any,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
+        sinks: Float[Array, " H"] | None,
+        pages: KVPages,
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        scores = dataclasses.replace(scores, sinks=sinks)
+        num_blocks, parts = config.cache.num_blocks[group.pool], pages_in_one(group, groups)
+        is_stored = group.shape == pool_shape(groups, group.pool)
+        first, own = index * num_blocks, pages
+        if not is_stored:
+            heads = group.shape.num_kv_heads // mesh.shape[TENSOR_AXIS]
+            first, own = index // parts * num_blocks * parts + index % parts, viewed(pages, heads, group.shape.head_dim)
+        if k is None:
+            return attend_pages(device, q, own, prepared, first, scores, implementation=name), pages
+        out, own = write_and_attend(device, q, k, v, own, prepared, first, scores, implementation=name)
+        return out, own if is_stored else like(own, pages)
+
+    split: Callable[..., tuple[Array, KVPages]] = jax.shard_map(
+        on_shard,
+        mesh=mesh,
+        in_specs=(*(everywhere,) * 3, *(HEADS_SPEC,) * 3, PartitionSpec(TENSOR_AXIS), by_head),
+        out_specs=(HEADS_SPEC, by_head),
+        check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
+    )
+    return split
 
 
 def _prepared_by_layer(

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from orca_jax.config import DType, MixerName, ModelConfig
+from orca_jax.config import DType, ModelConfig
 from orca_jax.kernels.kv_pages import KVPages
 from orca_jax.kernels.state_rows import StateRows
+from orca_jax.layer_config import MixerName
 from orca_jax.model.block import AttentionOnly
 from orca_jax.model.mixers.base import Attend, Index, StatePools
 from orca_jax.model.mixers.states import STATES
@@ -120,9 +121,11 @@ class CacheAccess:
         self._model, self._mesh = model, mesh
         self._rows, self._num_states = rows, num_states
 
-    def attend(self, layer: Index, q: Array, k: Array | None, v: Array | None, cache: Caches) -> tuple[Array, Caches]:
+    def attend(
+        self, layer: Index, q: Array, k: Array | None, v: Array | None, cache: Caches, sinks: Array | None = None
+    ) -> tuple[Array, Caches]:
         """Attend over the pages of a layer."""
-        out, pages = self._attend.attend(layer, q, k, v, cache.pages)
+        out, pages = self._attend.attend(layer, q, k, v, cache.pages, sinks)
         return out, cache._replace(pages=pages)
 
     def advance(self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Caches) -> tuple[Array, Caches]:

@@ -1,4 +1,5 @@
 """The engine process: `python -m orca_jax.link.process FD FORMAT`, started by the front end.
+from orca_jax.startup import ClusterConfig, StartTimes
 
 The main thread owns the engine. One thread reads the socket into the inbox, also while the engine loads or computes, so
 the process ends with its front end. One thread sends heartbeats. Two threads compile grammars and read adapters; a
@@ -24,7 +25,6 @@ from orca_jax.assembly.devices import ONE_HOST
 from orca_jax.assembly.engine import build_engine
 from orca_jax.assembly.support import Facts, check_support
 from orca_jax.cluster.exits import ExitStatus, exit_now
-from orca_jax.config import ClusterConfig
 from orca_jax.console import lasting_output
 from orca_jax.errors import ClusterLostError, ConfigError
 from orca_jax.link.engine_watch import EngineWatch
@@ -32,7 +32,7 @@ from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_mess
 from orca_jax.link.wire import Failed, FrameReader, Leave, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
 from orca_jax.progress import has_terminal
-from orca_jax.startup import StartTimes
+from orca_jax.startup import ClusterConfig, StartTimes
 
 if TYPE_CHECKING:
     from orca_jax.assembly.cluster import LeaderBuild

@@ -11,11 +11,11 @@ from typing import Literal
 import msgspec
 
 from orca_jax.checks import escaped
-from orca_jax.config import ClusterConfig, EngineConfig
+from orca_jax.config import EngineConfig
 from orca_jax.engine import EngineStats
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.server_config import KvEvents
-from orca_jax.startup import EngineSummary
+from orca_jax.startup import ClusterConfig, EngineSummary
 from orca_jax.step import ExecutorStats
 
 MAX_FRAME_BYTES = 256 * 2**20

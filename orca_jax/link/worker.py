@@ -1,4 +1,5 @@
 """A worker process: `python -m orca_jax.serve --node-rank I`, with I from 1 on. It has no HTTP and no engine.
+from orca_jax.startup import ClusterConfig, StartTimes
 
 The main thread builds an executor and repeats the leader's calls. The thread of the connection ends the process.
 """
@@ -15,12 +16,11 @@ from orca_jax.cluster.exits import ExitStatus, exit_now
 from orca_jax.cluster.messages import Serving, WorkerFailed
 from orca_jax.cluster.worker import Follower, Stillness, WorkerStatus
 from orca_jax.cluster.worker_link import WorkerLink
-from orca_jax.config import ClusterConfig
 from orca_jax.errors import ConfigError
 from orca_jax.link.watch import STEP_FACTOR, ProgressWatch, limit_and_place
 from orca_jax.logs import install_handler
 from orca_jax.server_config import ServerConfig
-from orca_jax.startup import StartTimes
+from orca_jax.startup import ClusterConfig, StartTimes
 from orca_jax.step import Executor
 
 _CAUSE_SECONDS = 1.0  # for the leader to report the loss of another process, if that was the cause of a failure

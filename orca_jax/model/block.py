@@ -4,28 +4,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import MixerName, MlpName, ModelConfig
-from orca_jax.layer_config import ResidualFactors, SumFactors
-from orca_jax.model.experts import Experts
-from orca_jax.model.layers import Linear, Maker, Mlp, Norm, project, unfused
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import MixerName, MlpName, ResidualFactors, SumFactors
+from orca_jax.model.experts import Experts, MlpAndExperts
+from orca_jax.model.layer_inputs import GatedInput
+from orca_jax.model.layers import Linear, Maker, Mlp, Norm
 from orca_jax.model.lora.launch import LayerAdapters
+from orca_jax.model.mixers.attention import Attention
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
 from orca_jax.model.mixers.delta_rule import DeltaRule
 from orca_jax.model.mixers.latent_attention import LatentAttention
 from orca_jax.model.mixers.linear_attention import LinearAttention
 from orca_jax.model.mixers.mamba import Mamba
 from orca_jax.model.mixers.short_conv import ShortConv
-from orca_jax.model.parameters import copied_columns
 from orca_jax.model.rope import Rotation
-
-type Projections = tuple[
-    Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"], Float[Array, "T H G"] | None
-]
-"""Queries, keys and values, and the weights of outputs if the model has them: one for each head, or D."""
 
 
 @dataclass(frozen=True)
@@ -57,86 +53,6 @@ class Pattern:
         return found or list(range(len(self.parts)))
 
 
-class Attention(nnx.Module):
-    """Projections to queries, keys and values, their norms and rotary positions if the model has them, and back."""
-
-    def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
-        self.head_dim = config.head_dim
-        embed, heads = config.embed_dim, config.num_heads * config.head_dim
-        self.query = Linear(make, (embed, heads), ("embed", "heads"), bias=config.attention_bias)
-        self.key, self.value = _kv_projection(make, config), _kv_projection(make, config)
-        self.query_norm = nnx.data(_head_norm(make, config, config.num_heads, "heads"))
-        self.key_norm = nnx.data(_head_norm(make, config, config.num_kv_heads, "kv_heads"))
-        self.out = Linear(make, (heads, embed), ("heads", "embed"), bias=config.attention_out_bias, std=out_std)
-        self.num_heads = config.num_heads
-        gates = {None: 0, "head": config.num_heads, "all": heads}[config.attention_gate]
-        has_bias = config.attention_bias and config.attention_gate == "all"  # as that of queries, beside it in files
-        self.gate = nnx.data(Linear(make, (embed, gates), ("embed", "heads"), bias=has_bias) if gates else None)
-
-    @property
-    def linear_layers(self) -> list[Linear]:
-        """The linear layers."""
-        return [self.query, self.key, self.value, self.out, *filter(None, [self.gate])]
-
-    def project(
-        self, x: Float[Array, "T E"], rotation: Rotation | None, adapters: LayerAdapters | None = None
-    ) -> Projections:
-        """The inputs of every token."""
-        tokens = x.shape[0]
-        # On a TPU, XLA would fuse the reshapes into the products, and transpose the weights for that in every layer.
-        results = project(x, [self.query, self.key, self.value, *filter(None, [self.gate])])
-        projected = [unfused(values) for values in results[:3]]
-        query, key, value = projected if adapters is None else adapters.added("attention", x, projected)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm.of_groups(query), self.key_norm.of_groups(key)
-        query, key, value = (values.reshape(tokens, -1, self.head_dim) for values in (query, key, value))
-        if rotation is not None:
-            query, key = rotation.of_queries(query), rotation(key)
-        gate = None if self.gate is None else jax.nn.sigmoid(results[3]).reshape(tokens, self.num_heads, -1)
-        return query, key, value, gate
-
-    def mix[Cache](
-        self, inputs: Projections, layer: Index, mixing: Mixing[Cache], cache: Cache
-    ) -> tuple[Float[Array, "T H D"], Cache]:
-        """Attend over the pages of the layer, after writing the new keys and values to them."""
-        query, key, value, gate = inputs
-        out, cache = mixing.attend(layer, query, key, value, cache)
-        return out if gate is None else out * gate, cache
-
-    def merge(
-        self,
-        out: Float[Array, "T H D"],
-        keep: Int[Array, "B"] | None = None,
-        adapters: LayerAdapters | None = None,
-    ) -> Float[Array, "B E"]:
-        """Project the heads of every token back, or of those in `keep`. `adapters` are those of the same tokens."""
-        merged = out.reshape(out.shape[0], -1)
-        merged = merged if keep is None else merged[keep]
-        projected = self.out(merged)
-        return projected if adapters is None else adapters.added("attention_out", merged, [projected])[0]
-
-
-def _head_norm(make: Maker, config: ModelConfig, num_heads: int, axis: str) -> Norm | None:
-    """The norm of queries or of keys."""
-    match config.qk_norm:
-        case None:
-            return None
-        case "head":
-            return Norm(make, config, config.head_dim, "head_dim")
-        case "all":
-            return Norm(make, config, num_heads * config.head_dim, axis)
-
-
-def _kv_projection(make: Maker, config: ModelConfig) -> Linear:
-    """The projection to keys or to values. All copies of a head have the values that the head has without copies."""
-    columns = copied_columns(range(config.num_kv_heads * config.head_dim), config.kv_copies, config.head_dim)
-    sizes = config.embed_dim, len(columns) // config.kv_copies
-    projection = Linear(make, sizes, ("embed", "kv_heads"), bias=config.attention_bias)
-    if config.kv_copies > 1:
-        projection.take_outputs(columns)
-    return projection
-
-
 class AttentionOnly[Cache]:
     """The access of models with attention in all layers, from a function.
 
@@ -154,11 +70,11 @@ class AttentionOnly[Cache]:
         k: Float[Array, "T K D"] | None,
         v: Float[Array, "T K D"] | None,
         cache: Cache,
+        sinks: Float[Array, " H"] | None = None,
     ) -> tuple[Float[Array, "T H D"], Cache]:
         """Call the function."""
-        assert k is not None, "each layer has pages of its own"
-        # Without values there are pages of one array, and the function is that of the engine.
-        return self._attend(layer, q, k, v, cache)  # type: ignore[arg-type]
+        # Without keys or values the function is that of the engine.
+        return self._attend(layer, q, k, v, cache, *([] if sinks is None else [sinks]))  # type: ignore[arg-type]
 
     def advance(self, layer: Index, mixer: MixerName, arrays: tuple[Array, ...], cache: Cache) -> tuple[Array, Cache]:
         """Raise NotImplementedError: there are no states."""
@@ -169,6 +85,9 @@ class AttentionOnly[Cache]:
 
 MIXERS: Mapping[MixerName, Callable[[Maker, ModelConfig, float], Mixer]] = {
     "attention": Attention,
+    "wide_attention": partial(Attention, mixer="wide_attention"),
+    "shared_attention": partial(Attention, mixer="shared_attention"),
+    "wide_shared_attention": partial(Attention, mixer="wide_shared_attention"),
     "latent_attention": LatentAttention,
     "short_conv": ShortConv,
     "linear_attention": LinearAttention,
@@ -206,18 +125,20 @@ class Block(nnx.Module):
         has_both = config.residual == "both_norms"
         self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
         self.mlp_out_norm = nnx.data(Norm(make, config) if has_both else None)
-        experts, dense = config.experts, make
-        if experts is not None and experts.dense_layers:
-            sparse = config.layers_with_part("mlp")
-            make, dense = make.with_layers(sparse), make.with_layers(experts.dense_layers)
+        self.layer_scale = nnx.data(make((1,), ("head_dim",), "ones") if config.layer_scale else None)
+        self.layer_input = nnx.data(GatedInput(make, config, config.layer_inputs) if config.layer_inputs else None)
+        experts, (others, width) = config.experts, config.other_mlps
+        own = make.with_layers(config.layers_with_part("mlp")) if others else make
         self.dense_mlp: Mlp | None = nnx.data(None)
-        self.mlp: Mlp | Experts | None = nnx.data(None)
-        if experts is None:
-            self.mlp = nnx.data(Mlp(make, config, out_std))
-        elif make.has_layers:
-            self.mlp = nnx.data(Experts(make, config, experts, out_std))
-        if experts is not None and dense is not make and dense.has_layers:
-            self.dense_mlp = nnx.data(Mlp(dense, config, out_std, experts.dense_dim))
+        self.mlp: Mlp | Experts | MlpAndExperts | None = nnx.data(None)
+        if own.has_layers:
+            if experts is None:
+                self.mlp = nnx.data(Mlp(own, config, out_std))
+            else:
+                mixture = MlpAndExperts if experts.beside_dim else Experts
+                self.mlp = nnx.data(mixture(own, config, experts, out_std))
+        if others and (dense := make.with_layers(others)).has_layers:
+            self.dense_mlp = nnx.data(Mlp(dense, config, out_std, width))
         self.has_experts = experts is not None
 
     def __call__[Cache](
@@ -229,6 +150,7 @@ class Block(nnx.Module):
         cache: Cache,
         keep: Int[Array, "B"] | None = None,
         adapters: LayerAdapters | None = None,
+        beside: Float[Array, "T P"] | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
         """Run one layer on all tokens. If `keep` is given, the part after the mixer runs only on these tokens.
 
@@ -240,9 +162,10 @@ class Block(nnx.Module):
             cache: the cache of all layers.
             keep: tokens.
             adapters: additions to linear layers.
+            beside: the inputs of the layer beside the stream, if it has some.
         """
         out, cache = self.mixer.mix(self.project(x, rotation, adapters), layer, mixing, cache)
-        return self.finish(x, out, keep, adapters), cache
+        return self.finish(x, out, keep, adapters, beside), cache
 
     @property
     def mixers(self) -> dict[MixerName, Mixer]:
@@ -256,9 +179,9 @@ class Block(nnx.Module):
         return mixer
 
     @property
-    def mlps(self) -> dict[MlpName, Mlp | Experts]:
+    def mlps(self) -> dict[MlpName, Mlp | Experts | MlpAndExperts]:
         """The MLPs by their names, which are the names of their parameters too."""
-        found: dict[MlpName, Mlp | Experts | None] = {"mlp": self.mlp, "dense_mlp": self.dense_mlp}
+        found: dict[MlpName, Mlp | Experts | MlpAndExperts | None] = {"mlp": self.mlp, "dense_mlp": self.dense_mlp}
         return {name: mlp for name, mlp in found.items() if mlp is not None}
 
     def with_parts(self, names: Sequence[str]) -> "Block":
@@ -280,9 +203,10 @@ class Block(nnx.Module):
         """The linear layers. Those of experts are not among them: they have their own products."""
         layers = [layer for mixer in self.mixers.values() for layer in mixer.linear_layers]
         for mlp in self.mlps.values():
+            mlp = mlp.dense if isinstance(mlp, MlpAndExperts) else mlp
             if isinstance(mlp, Mlp):
                 layers += filter(None, [mlp.gate, mlp.up, mlp.down])
-        return layers
+        return layers if self.layer_input is None else [*layers, *self.layer_input.linear_layers]
 
     def scaled(self, branch: Float[Array, "B E"]) -> Float[Array, "B E"]:
         """What attention or the MLP adds to the residual stream."""
@@ -294,6 +218,7 @@ class Block(nnx.Module):
         out: Mixed,
         keep: Int[Array, "B"] | None = None,
         adapters: LayerAdapters | None = None,
+        beside: Float[Array, "T P"] | None = None,
     ) -> Float[Array, "B E"]:
         """The part after `mix`, on all tokens or on those in `keep`."""
         if keep is not None and adapters is not None:
@@ -303,11 +228,14 @@ class Block(nnx.Module):
         # Models with experts have no adapters of MLPs.
         has_adapters = adapters is not None and not self.has_experts
         mlp = partial(own, adapters=adapters) if has_adapters and isinstance(own, Mlp) else own
-        return _RESIDUALS[self.residual](self, x if keep is None else x[keep], attended, mlp)
+        x = _RESIDUALS[self.residual](self, x if keep is None else x[keep], attended, mlp)
+        if self.layer_input is not None and beside is not None:
+            x = x + self.layer_input(x, beside if keep is None else beside[keep])
+        return x if self.layer_scale is None else x * self.layer_scale[...].astype(jnp.float32)
 
 
 def _pre_norm(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
 ) -> Float[Array, "B E"]:
     """Add the attention of normalised inputs, then the MLP of normalised inputs."""
     x = x + block.scaled(attended)
@@ -315,7 +243,7 @@ def _pre_norm(
 
 
 def _post_norm(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
 ) -> Float[Array, "B E"]:
     """Add the normalised results of attention, then those of the MLP."""
     x = x + block.attention_norm(attended)
@@ -323,23 +251,24 @@ def _post_norm(
 
 
 def _both_norms(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
 ) -> Float[Array, "B E"]:
     """Add the normalised results of attention and of the MLP, each of normalised inputs."""
     assert block.attention_out_norm is not None and block.mlp_out_norm is not None
     x = x + block.scaled(block.attention_out_norm(attended))
-    return x + block.scaled(block.mlp_out_norm(mlp(block.mlp_norm(x))))
+    streams = (x,) if isinstance(block.mlp, MlpAndExperts) else ()
+    return x + block.scaled(block.mlp_out_norm(mlp(block.mlp_norm(x), *streams)))
 
 
 def _parallel(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
 ) -> Float[Array, "B E"]:
     """Add attention and MLP, both of the same inputs, each with its own norm before it."""
     return x + attended + mlp(block.mlp_norm(x))
 
 
 def _normed(
-    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[[Array], Array]
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
 ) -> Float[Array, "B E"]:
     """Add the attention to its normalised inputs, and the MLP to its own; both parts of a sum have factors."""
     (name,) = block.mixers
@@ -352,7 +281,7 @@ def _normed(
     return total(x, mlp(x), block.factors.mlp)
 
 
-_RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[[Array], Array]], Array]] = {
+_RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[..., Array]], Array]] = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
     "both_norms": _both_norms,

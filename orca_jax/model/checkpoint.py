@@ -33,6 +33,7 @@ from orca_jax.model.parameters import (
     first_copies,
     first_line,
     flat_parameters,
+    head_dim_of,
     layers_of,
     num_copies,
     split_layer,
@@ -74,7 +75,7 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
         rows, copies = stored_shape(path, value.shape, decoder.config)[0], num_copies(path, decoder.config)
         stored = np.asarray(value[:rows] if is_quantised_part(path) else value[:rows].astype(jnp.dtype(dtype)))
         keys = tuple(path.split("."))
-        leaves[keys] = first_copies(stored, copies, decoder.config.head_dim) if copies > 1 else stored
+        leaves[keys] = first_copies(stored, copies, head_dim_of(path, decoder.config)) if copies > 1 else stored
     save_leaves(leaves, directory)
 
 
@@ -298,7 +299,9 @@ def _shards(
 ) -> dict[Place, PendingRead]:
     """Start to read all shards of a parameter, those of all layers together if `num_layers` are given."""
     if (copies := num_copies(path, config)) > 1:
-        view = Taken(view, len(view.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, config.head_dim))
+        view = Taken(
+            view, len(view.shape) - 1, copied_columns(range(leaf.shape[-1]), copies, head_dim_of(path, config))
+        )
     lead = [] if num_layers is None else [range(num_layers)]
 
     def count(values: np.ndarray) -> None:

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.kernels.expert_mlp import ExpertKernels, KernelForm, expert_mlp
+from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm, expert_mlp
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
-from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, matmul
+from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm, matmul
 from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 
@@ -26,7 +26,7 @@ class Experts(nnx.Module):
 
     def __init__(self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float) -> None:
         self.mesh = make.mesh
-        self.activation = config.activation
+        self.activation, self.clamp = config.activation, experts.clamp
         self.per_token = experts.per_token
         self.is_normalised = experts.is_normalised
         self.rules = experts.router
@@ -37,42 +37,77 @@ class Experts(nnx.Module):
         self.gate = make.experts((count, embed, width), ("experts", "embed", "mlp"), 0.02)
         self.up = make.experts((count, embed, width), ("experts", "embed", "mlp"), 0.02)
         self.down = make.experts((count, width, embed), ("experts", "mlp", "embed"), out_std)
+        self.router_bias: nnx.Param[Array] | None = nnx.data(None)
+        self.biases: nnx.Dict[nnx.Param[Array]] | None = nnx.data(None)
+        if experts.has_biases:
+            self.router_bias = nnx.data(make((count,), ("experts",), "zeros"))
+            axes = {"gate": (width, "mlp"), "up": (width, "mlp"), "down": (embed, "embed")}
+            self.biases = nnx.data(
+                nnx.Dict({name: make((count, size), ("experts", axis), "zeros") for name, (size, axis) in axes.items()})
+            )
         shared = SharedExpert(make, config, experts, out_std) if experts.shared_dim else None
         self.shared = nnx.data(shared)
+        # Factors on the weights of each expert.
+        self.factors = nnx.data(make((count,), ("experts",), "ones") if experts.beside_dim else None)
 
-    def __call__(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
-        """Apply to every token. The devices exchange nothing but the sum of their results."""
+    def __call__(self, x: Float[Array, "T E"], routed: Float[Array, "T E"] | None = None) -> Float[Array, "T E"]:
+        """Apply to every token. The devices exchange nothing but the sum of their results.
+
+        Args:
+            x: the inputs of the experts.
+            routed: those of the router; None for the same.
+        """
+        routed = x if routed is None else routed
         if self.mesh is None or self.mesh.size == 1:
-            return self._part(x)
+            return self._part(x, routed)
         structure, state = nnx.split(self)
 
-        def on_shard(state: nnx.State, x: Array) -> Array:
+        def on_shard(state: nnx.State, x: Array, routed: Array) -> Array:
             experts: Experts = nnx.merge(structure, state)
-            return jax.lax.psum(experts._part(x), TENSOR_AXIS)
+            return jax.lax.psum(experts._part(x, routed), TENSOR_AXIS)
 
         split = jax.shard_map(
             on_shard,
             mesh=self.mesh,
-            in_specs=(_specs(state), PartitionSpec()),
+            in_specs=(_specs(state), PartitionSpec(), PartitionSpec()),
             out_specs=PartitionSpec(),
             check_vma=False,  # a loop whose trip count is the same on all shards needs no collective
         )
         with jax.named_scope("experts"):
-            summed: jax.Array = split(state, x)
+            summed: jax.Array = split(state, x, routed)
             return summed
 
-    def _part(self, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+    def _part(self, x: Float[Array, "T E"], routed: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """This device's part of the sum."""
-        chosen, weights = self.route(x)
+        chosen, weights = self.route(routed)
         matrices = self.gate, self.up, self.down
-        kernels = ExpertKernels(*(each.parts if isinstance(each, QuantisedExperts) else each[...] for each in matrices))
+        gate, up, down = (each.parts if isinstance(each, QuantisedExperts) else each[...] for each in matrices)
+        kernels = ExpertKernels(gate, up, down, self._biases())
         form = self.gate.form if isinstance(self.gate, QuantisedExperts) else KernelForm()
-        mixed = expert_mlp(x, chosen, weights, kernels, activation=ACTIVATIONS[self.activation], form=form)
+        mixed = expert_mlp(x, chosen, weights, kernels, activation=self._gated, form=form)
         return mixed if self.shared is None else mixed + self.shared(x)
+
+    def _biases(self) -> ExpertBiases | None:
+        """The biases of the experts. Each device has its part of those that are added after the projections back."""
+        if self.biases is None:
+            return None
+        gate, up, down = (self.biases[name][...].astype(jnp.float32) for name in ExpertBiases._fields)
+        return ExpertBiases(gate, up, down if self.mesh is None else down / self.mesh.size)
+
+    def _gated(self, gate: Float[Array, "*any"], up: Float[Array, "*any"]) -> Float[Array, "*any"]:
+        """The vector that an expert projects back."""
+        if self.clamp is None:
+            return ACTIVATIONS[self.activation](gate) * up
+        limit, slope = self.clamp
+        gate = jnp.minimum(gate, limit)
+        return gate * jax.nn.sigmoid(slope * gate) * (jnp.clip(up, -limit, limit) + 1)
 
     def route(self, x: Float[Array, "T E"]) -> tuple[Int[Array, "T C"], Float[Array, "T C"]]:
         """The experts of every token, the most probable first, and their weights."""
         rules, products = self.rules, matmul(x, self.router[...])
+        products = products if self.router_bias is None else products + self.router_bias[...].astype(jnp.float32)
+        if rules.scores == "two_softmaxes":
+            return _of_two_softmaxes(products, rules.reach)
         scores = jax.nn.softmax(products) if rules.scores == "softmax" else jax.nn.sigmoid(products)
         choice = scores if self.choice_bias is None else scores + self.choice_bias[...].astype(jnp.float32)
         if rules.used_groups < rules.groups:
@@ -80,7 +115,8 @@ class Experts(nnx.Module):
         _, chosen = jax.lax.top_k(choice, self.per_token)
         weights = jnp.take_along_axis(scores, chosen, axis=1)
         if self.is_normalised:
-            weights = weights / (jnp.sum(weights, axis=1, keepdims=True) + rules.eps)
+            weights = weights / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True) + rules.eps, rules.least_sum)
+        weights = weights if self.factors is None else weights * self.factors[...].astype(jnp.float32)[chosen]
         return chosen, weights if rules.scale == 1 else weights * rules.scale
 
 
@@ -91,6 +127,20 @@ def _of_best_groups(choice: Float[Array, "T X"], rules: RouterConfig) -> Float[A
     _, used = jax.lax.top_k(best, rules.used_groups)
     is_used = (used[:, :, None] == jnp.arange(rules.groups)).any(axis=1)
     return jnp.where(is_used[:, :, None], grouped, -jnp.inf).reshape(choice.shape)
+
+
+def _of_two_softmaxes(products: Float[Array, "T X"], reach: float) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
+    """The two best experts. Each is weighted by a softmax over those near it and not chosen yet (arXiv 2409.12136)."""
+    left, found = products, []
+    for _ in range(2):
+        best = left.max(axis=1, keepdims=True)
+        is_far = (best - products) / jnp.maximum(jnp.abs(products), best) > reach
+        chosen = jnp.argmax(left, axis=1)[:, None]
+        shares = jax.nn.softmax(jnp.where(is_far, -jnp.inf, left))
+        found.append((chosen, jnp.take_along_axis(shares, chosen, axis=1)))
+        left = jnp.where(jnp.arange(left.shape[1]) == chosen, -jnp.inf, left)
+    first, second = found
+    return jnp.concatenate([first[0], second[0]], axis=1), jnp.concatenate([first[1], second[1]], axis=1)
 
 
 class SharedExpert(nnx.Module):
@@ -105,6 +155,21 @@ class SharedExpert(nnx.Module):
         """Apply to every token. On several devices the result is this device's part of the sum."""
         out = self.mlp(x)
         return out if self.weight is None else jax.nn.sigmoid(matmul(x, self.weight[...])) * out
+
+
+class MlpAndExperts(nnx.Module):
+    """The sum of an MLP and of experts, each with a norm after it; experts and router read the stream (Gemma 4)."""
+
+    def __init__(self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float) -> None:
+        self.dense = Mlp(make, config, out_std, experts.beside_dim)
+        self.mlp = Experts(make, config, experts, out_std)
+        self.dense_norm, self.in_norm, self.out_norm = (Norm(make, config) for _ in range(3))
+        self.router_norm, self.factor = Norm(make, config), config.embed_dim**-0.5
+
+    def __call__(self, x: Float[Array, "T E"], stream: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """Apply to every token, with the normalised stream and the stream itself."""
+        mixed = self.mlp(self.in_norm(stream), self.router_norm(stream) * self.factor)
+        return self.dense_norm(self.dense(x)) + self.out_norm(mixed)
 
 
 def _specs(state: nnx.State) -> nnx.State:

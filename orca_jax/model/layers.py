@@ -249,12 +249,21 @@ def project(x: Float[Array, "T I"], layers: Sequence[Linear]) -> list[Float[Arra
 class Norm(nnx.Module):
     """LayerNorm or RMSNorm over the embedding, or over another axis of `width` numbers, in float32."""
 
-    def __init__(self, make: Maker, config: ModelConfig, width: int | None = None, axis: str = "embed") -> None:
+    def __init__(
+        self,
+        make: Maker,
+        config: ModelConfig,
+        width: int | None = None,
+        axis: str = "embed",
+        *,
+        has_scale: bool = True,
+    ) -> None:
         self.centred = config.norm == "layernorm"
         self.eps, self.offset = config.norm_eps, config.norm_offset
         self.width = config.embed_dim if width is None else width
-        self.scale = make((self.width,), (axis,), "zeros" if self.offset else "ones")
-        has_bias = self.centred and config.norm_bias
+        scale = make((self.width,), (axis,), "zeros" if self.offset else "ones") if has_scale else None
+        self.scale = nnx.data(scale)
+        has_bias = has_scale and self.centred and config.norm_bias
         self.bias = nnx.data(make((self.width,), (axis,), "zeros") if has_bias else None)
 
     def __call__(self, x: Float[Array, "*T E"]) -> Float[Array, "*T E"]:
@@ -262,11 +271,13 @@ class Norm(nnx.Module):
         if self.centred:
             x = x - x.mean(axis=-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.eps)
+        if self.scale is None:
+            return x
         scale = self.scale[...].astype(jnp.float32)
         x = x * (scale + self.offset if self.offset else scale)
         return x if self.bias is None else x + self.bias[...].astype(jnp.float32)
 
-    def of_groups(self, x: Float[Array, "T X"]) -> Float[Array, "T X"]:
+    def of_groups(self, x: Float[Array, "T *X"]) -> Float[Array, "T *X"]:
         """Normalise each group of `width` numbers by itself."""
         return self(x.reshape(x.shape[0], -1, self.width)).reshape(x.shape)
 
@@ -274,7 +285,8 @@ class Norm(nnx.Module):
 class Table(nnx.Module):
     """A vector for each index: token embeddings, learned positions, and the unembedding.
 
-    Scores are multiplied by `scale`. Then scores s become soft_cap * tanh(s / soft_cap), unless it is None.
+    Scores are multiplied by `scale`, after a bias if there is one. Then scores s become soft_cap * tanh(s / soft_cap),
+    unless it is None.
     """
 
     def __init__(
@@ -287,8 +299,10 @@ class Table(nnx.Module):
         used: int | None = None,
         soft_cap: float | None = None,
         scale: float = 1.0,
+        bias: bool = False,
     ) -> None:
         self.soft_cap, self.scale = soft_cap, scale
+        self.bias = nnx.data(make((rows,), (axis,), "zeros") if bias else None)
         self.table: nnx.Param[Array] | QuantisedTable | PackedBitsTable = make.table(
             rows, width, axis, rows if used is None else used
         )
@@ -315,8 +329,9 @@ class Table(nnx.Module):
             self.table = packed_table(self.table, library, num_devices)
 
     def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector with every row, its scale and its soft cap."""
+        """Inner product of every hidden vector with every row, its bias, its scale and its soft cap."""
         scores, cap = self._products(hidden), self.soft_cap
+        scores = scores if self.bias is None else scores + self.bias[...].astype(jnp.float32)
         scores = scores if self.scale == 1 else scores * self.scale
         return scores if cap is None else cap * jnp.tanh(scores / cap)
 

@@ -77,7 +77,7 @@ def with_parameters(state: nnx.State, values: Mapping[str, Any]) -> nnx.State:
 
 def is_of_vocabulary(path: str) -> bool:
     """True if the first axis of a parameter is the vocabulary."""
-    return path.startswith(("embedding.table", "head.table"))
+    return path.startswith(("embedding.table", "head."))
 
 
 def stored_shape(path: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
@@ -103,8 +103,14 @@ def stored_shapes(state: nnx.State, config: ModelConfig) -> dict[str, tuple[int,
 
 def num_copies(path: str, config: ModelConfig) -> int:
     """The copies of each key/value head in a parameter; 1 in parameters without these heads."""
+    _, mixer, name, *_ = (*path.split("."), "", "")
     names = ("key", "value", "key_norm") if config.qk_norm == "all" else ("key", "value")
-    return config.kv_copies if path.startswith(tuple(f"blocks.attention.{name}." for name in names)) else 1
+    return config.of_mixer(mixer).kv_copies if mixer in ("attention", "wide_attention") and name in names else 1
+
+
+def head_dim_of(path: str, config: ModelConfig) -> int:
+    """The dimensions of the heads in a parameter of attention."""
+    return config.of_mixer(path.split(".")[1]).head_dim
 
 
 def copied_columns(bounds: range, copies: int, head_dim: int) -> np.ndarray:

@@ -73,8 +73,12 @@ def on_shards(config: ModelConfig, shards: int) -> ModelConfig:
     If there are more devices than heads, each head is held several times. The copies are next to each other, so each
     query head finds its key/value head on its own device.
     """
-    copies = max(1, shards // config.num_kv_heads)
-    return replace(config, num_kv_heads=config.num_kv_heads * copies, kv_copies=config.kv_copies * copies)
+    copies, wide = max(1, shards // config.num_kv_heads), config.wide
+    if wide is not None:
+        more = max(1, shards // wide.num_kv_heads)
+        wide = wide._replace(num_kv_heads=wide.num_kv_heads * more, kv_copies=wide.kv_copies * more)
+    heads = config.num_kv_heads * copies
+    return replace(config, wide=wide, num_kv_heads=heads, kv_copies=config.kv_copies * copies)
 
 
 def can_share(config: ModelConfig, shards: int) -> bool:
@@ -92,8 +96,10 @@ def uneven_parts(config: ModelConfig, shards: int) -> list[str]:
     sizes = {"query heads": config.num_heads, "mlp width": config.mlp_dim}
     if config.experts is not None and config.experts.shared_dim:
         sizes["width of the shared expert"] = config.experts.shared_dim
-    if config.experts is not None and config.experts.dense_dim:
-        sizes["width of the layers without experts"] = config.experts.dense_dim
+    if config.experts is not None and config.experts.beside_dim:
+        sizes["width of the MLP beside experts"] = config.experts.beside_dim
+    if config.other_mlps[1]:
+        sizes["width of the other MLPs"] = config.other_mlps[1]
     if config.short_conv is not None:
         sizes["channels of convolutions"] = config.embed_dim
     if config.delta_rule is not None:
@@ -102,8 +108,9 @@ def uneven_parts(config: ModelConfig, shards: int) -> list[str]:
         sizes["heads of Mamba"] = config.mamba.num_heads
     undivided = [f"{size} {name}" for name, size in sizes.items() if size % shards]
     reasons = [f"does not divide {', '.join(undivided)}"] if undivided else []
-    if shards % config.num_kv_heads and config.num_kv_heads % shards:
-        reasons.append(f"neither divides {config.num_kv_heads} key/value heads nor is a multiple of them")
+    for heads in dict.fromkeys((config.num_kv_heads, config.wide.num_kv_heads if config.wide else config.num_kv_heads)):
+        if shards % heads and heads % shards:
+            reasons.append(f"neither divides {heads} key/value heads nor is a multiple of them")
     if config.decoder is not None and shards > config.num_kv_heads:
         reasons.append(f"is more than {config.num_kv_heads} key/value heads, which your decoder cannot copy")
     return reasons

@@ -21,7 +21,15 @@ from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.stripes import CopyTarget, TensorRows, aligned_empty, as_range, copy
-from orca_jax.model.parameters import bounds_of, copied_columns, first_line, num_copies, stored_shape
+from orca_jax.model.parameters import (
+    bounds_of,
+    copied_columns,
+    first_line,
+    head_dim_of,
+    is_of_vocabulary,
+    num_copies,
+    stored_shape,
+)
 from orca_jax.progress import Progress
 
 MAX_THREADS = 4  # more of them do not read faster from the page cache, and each holds a matrix
@@ -186,6 +194,10 @@ def _place(part: _Filling, config: ModelConfig) -> CopyTarget:
         values, bounds, shape = values[int(axis) - bounds[0].start], bounds[1:], shape[1:]
     columns = _columns(weight, bounds[-1], config)
     if len(bounds) == 1:
+        if is_of_vocabulary(weight.path):
+            columns = range(bounds[0].start, max(bounds[0].start, min(bounds[0].stop, config.vocab_size)))
+            values[len(columns) :] = 0
+            values = values[: len(columns)]
         return CopyTarget(values[None], range(1), columns, is_transposed=False)
     stored = stored_shape(weight.path, shape, config)[0]
     start, stop = min(bounds[0].start, stored), min(bounds[0].stop, stored)
@@ -200,7 +212,7 @@ def _columns(weight: Weight, wanted: range, config: ModelConfig) -> range | np.n
     if copies == 1 and weight.part is None:
         return wanted
     columns = np.arange(wanted.start, wanted.stop)
-    columns = columns if copies == 1 else copied_columns(wanted, copies, config.head_dim)
+    columns = columns if copies == 1 else copied_columns(wanted, copies, head_dim_of(weight.path, config))
     return as_range(columns if weight.part is None else weight.part.column(columns))
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.config import ModelConfig
 from orca_jax.kernels.native import Library
 from orca_jax.model.block import AttentionOnly, Block, Pattern
+from orca_jax.model.layer_inputs import InputsOfLayers
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
 from orca_jax.model.lora.launch import Adapters, LayerAdapters
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
@@ -65,23 +66,27 @@ class Decoder(nnx.Module):
         make = Maker(dtype, rngs, mesh=mesh, storage=Storage(config.quantization, shards))
         tied = config.tied_embeddings
 
-        def table(rows: int, axis: str, used: int | None, *, is_read: bool) -> Table | None:
+        def table(rows: int, axis: str, used: int | None, *, is_read: bool, bias: bool = False) -> Table | None:
             if not is_read:
                 make.skip()
                 return None
             cap = config.logit_soft_cap if axis == "vocab" else None
             scale = config.logit_scale if axis == "vocab" else 1.0
-            return Table(make, rows, config.embed_dim, axis, used=used, soft_cap=cap, scale=scale)
+            return Table(make, rows, config.embed_dim, axis, used=used, soft_cap=cap, scale=scale, bias=bias)
 
         used = config.vocab_size
         self.embedding = nnx.data(table(vocab_rows, "vocab", used, is_read=span.is_first or (tied and span.is_last)))
         learned = None if config.rope else table(config.max_positions, "positions", None, is_read=span.is_first)
         self.positions = nnx.data(learned)
+        self.layer_inputs: InputsOfLayers | None = nnx.data(None)
+        if config.layer_inputs is not None:
+            self.layer_inputs = nnx.data(InputsOfLayers(make, config, config.layer_inputs))
         self.embedding_scale = float(np.float32(config.embedding_scale).astype(dtype))
         self.blocks: Block | nnx.List[Block] = Block(make.stacked(span), config)
         self.is_switched = self.is_packed = False
         self.final_norm = nnx.data(Norm(make, config) if span.is_last else None)
-        self.head = nnx.data(None if tied else table(vocab_rows, "vocab", used, is_read=span.is_last))
+        head = None if tied else table(vocab_rows, "vocab", used, is_read=span.is_last, bias=config.head_bias)
+        self.head = nnx.data(head)
 
     def __call__[Cache](
         self,
@@ -125,10 +130,11 @@ class Decoder(nnx.Module):
             Hidden vectors, after the final norm in the last stage, and the cache.
         """
         x = self._embed(inputs, positions) if self.is_first else inputs
+        beside = None if self.layer_inputs is None else self.layer_inputs(inputs, x)
         kinds = self.of_stage.layer_kinds
         ropes = [kind.rope for kind in kinds]
         rotation_of = Rotations(ropes, self.config.head_dim, positions).of_layer if any(ropes) else _no_rotation
-        launch = LayersRun(rotation_of, mixing, keep, adapters)
+        launch = LayersRun(rotation_of, mixing, keep, adapters, beside)
         pattern = self.pattern
         if isinstance(self.blocks, Block) and self.is_packed:
             x, cache = looped(packed_layers(self.blocks, pattern), pattern, x, launch, cache)
@@ -228,6 +234,7 @@ class LayersRun[Cache]:
         mixing: access to the cache.
         keep: the tokens for the part of the last layer after its mixer; None for all.
         adapters: additions to linear layers.
+        beside: inputs of each layer beside the stream; None if it has none.
     """
 
     def __init__(
@@ -236,8 +243,14 @@ class LayersRun[Cache]:
         mixing: Mixing[Cache],
         keep: Int[Array, "B"] | None,
         adapters: Adapters | None,
+        beside: Float[Array, "L T P"] | None,
     ) -> None:
         self.rotation_of, self.mixing, self.keep, self.adapters = rotation_of, mixing, keep, adapters
+        self._beside = beside
+
+    def beside(self, layer: Index) -> Float[Array, "T P"] | None:
+        """The inputs of a layer beside the stream."""
+        return None if self._beside is None else self._beside[layer]
 
     def added(self, layer: Index) -> LayerAdapters | None:
         """The adapters of a layer."""
@@ -251,7 +264,8 @@ def unrolled[Cache](
     last = len(blocks) - 1
     for index, block in enumerate(blocks):
         keep = launch.keep if index == last else None
-        x, cache = block(x, launch.rotation_of(index), index, launch.mixing, cache, keep, launch.added(index))
+        options = keep, launch.added(index), launch.beside(index)
+        x, cache = block(x, launch.rotation_of(index), index, launch.mixing, cache, *options)
     return x, cache
 
 
@@ -272,7 +286,8 @@ def scanned[Cache](
         for step in range(size):
             index = first + step if step else first
             block = blocks if size == 1 else _layer_of_period(blocks, pattern, step)
-            x, cache = block(x, launch.rotation_of(index), index, launch.mixing, cache, adapters=launch.added(index))
+            options = None, launch.added(index), launch.beside(index)
+            x, cache = block(x, launch.rotation_of(index), index, launch.mixing, cache, *options)
         return (x, cache), None
 
     first = jnp.arange(pattern.num_periods, dtype=jnp.int32)
@@ -349,10 +364,10 @@ def looped[Cache](
     ) -> tuple[Float[Array, "T E"], Inputs]:
         layer = layer_at(period, step)
         if isinstance(layer, int) and layer == last:
-            kept = layers.block_of(last).finish(x, out, keep, launch.added(last))
+            kept = layers.block_of(last).finish(x, out, keep, launch.added(last), launch.beside(last))
             # There is no next layer. Any inputs of a period's first layer will do.
             return jnp.pad(kept, ((0, x.shape[0] - kept.shape[0]), (0, 0))), first
-        x = layers.block_of(layer).finish(x, out, adapters=launch.added(layer))
+        x = layers.block_of(layer).finish(x, out, None, launch.added(layer), launch.beside(layer))
         return x, layers.block_of(layer + 1).project(x, launch.rotation_of(layer + 1), launch.added(layer + 1))
 
     def run_period(period: Int[Array, ""], carry: tuple[Array, Inputs, Cache]) -> tuple[Array, Inputs, Cache]:

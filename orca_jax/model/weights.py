@@ -25,6 +25,7 @@ from orca_jax.errors import CheckpointError
 from orca_jax.hub import INDEX, SINGLE
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matrices
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
@@ -93,11 +94,11 @@ def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progr
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
     with ExitStack() as stack:
-        files = _open(directory, stack)
+        table = FAMILIES[config.family].weights(config)
+        files = _open(directory, stack, has_stacks=has_stacks(table))
         if (directory / SINGLE).is_file() and (directory / INDEX).exists():
             logger.info("%s has %s and %s: the single file is served, as by transformers", directory, SINGLE, INDEX)
-        table = FAMILIES[config.family].weights(config)
-        return load_files(str(directory), files, table, config, wanted, progress)
+        return load_files(str(directory), files, oriented(table, files.rows), config, wanted, progress)
 
 
 def load_files(
@@ -203,9 +204,9 @@ def _is_equal(one: TensorRows, other: TensorRows, dtype: DType) -> bool:
     return True
 
 
-def _open(directory: Path, stack: ExitStack) -> Files:
-    """Open all files, and record the broken ones."""
-    files, room = Files(), MAX_HEADER_BYTES
+def _open(directory: Path, stack: ExitStack, *, has_stacks: bool = False) -> Files:
+    """Open all files, and record the broken ones. With `has_stacks`, some tensors have matrices of all experts."""
+    files, room, stored, descriptors = Files(), MAX_HEADER_BYTES, dict[str, StoredTensor](), dict[str, int]()
     for name, keys in _file_names(directory).items():
         try:
             descriptor = open_regular(directory / name)
@@ -221,8 +222,14 @@ def _open(directory: Path, stack: ExitStack) -> Files:
             f"{key}: missing from {name}, although the index lists it there" for key in sorted(keys - found)
         ]
         files.unreadable |= keys - found
-        files.tensors |= tensors
+        stored |= tensors
+        descriptors |= dict.fromkeys(tensors, descriptor)
         files.rows |= _rows(tensors, descriptor)
+    matrices: dict[str, TensorRows] = {}
+    if has_stacks:
+        stored, matrices = with_matrices(stored, descriptors)
+    files.tensors |= stored
+    files.rows |= matrices
     return files
 
 
@@ -336,4 +343,5 @@ def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
         rest[0] += weight.first_row
     whole = (*rest, last if weight.part is None else weight.part.num_columns)
     whole = whole[::-1] if weight.transpose else whole
+    whole = (1, *whole) if weight.is_row else whole
     return (whole[0], 1, *whole[1:]) if weight.is_conv else whole

@@ -52,6 +52,7 @@ HOPPER = [
     Case("4 over 1 heads of 128, pages of 256", NAMED, 4, 1, 128, 256, **BF16),
     Case("64 over 1 heads of 128, pages of 32", NAMED, 64, 1, 128, 32, **BF16),
     Case("window and soft cap", NAMED, 8, 4, 128, 64, sliding_window=1000, soft_cap=50.0, **BF16),
+    Case("64 over 8 heads of 64 with sinks", NAMED, 64, 8, 64, 64, sliding_window=128, has_sinks=True, **BF16),
 ]
 NARROW = [  # Hopper's own kernels cannot store rows of these
     Case("4 heads of 80", NAMED, 4, 4, 80, 16, **BF16),

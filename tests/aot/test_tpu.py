@@ -55,6 +55,7 @@ HEADS = [
     Case("32 heads of 128", NAMED, 32, 32, 128, 128),
     Case("4 over 1 heads of 128", NAMED, 4, 1, 128, 256),
     Case("16 over 8 heads of 256", NAMED, 16, 8, 256, 64, sliding_window=4096, soft_cap=50.0),
+    Case("64 over 8 heads of 64 with sinks", NAMED, 64, 8, 64, 64, sliding_window=128, has_sinks=True),
 ]
 
 

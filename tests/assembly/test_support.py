@@ -14,7 +14,7 @@ from orca_jax.batch.config import BatchConfig
 from orca_jax.config import EngineConfig, SpeculativeConfig
 from orca_jax.errors import ConfigError
 from orca_jax.flags.needs import FLAG_NEEDS
-from orca_jax.layer_config import ExpertsConfig, LatentConfig
+from orca_jax.layer_config import ExpertsConfig, LatentConfig, LayerInputs, WideConfig
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
 from tests.project.source import ROOT
@@ -70,6 +70,8 @@ MODELS = (
     dataclasses.replace(TOY_MODEL, mixer_pattern=("short_conv",)),
     dataclasses.replace(TOY_MODEL, mixer_pattern=("latent_attention",), latent=LatentConfig(8, 4, 4)),
     dataclasses.replace(TOY_MODEL, attention_gate="all"),
+    dataclasses.replace(TOY_MODEL, mixer_pattern=("wide_attention",), wide=WideConfig(8, 1)),
+    dataclasses.replace(TOY_MODEL, layer_inputs=LayerInputs(4, 300)),
 )
 
 

@@ -14,7 +14,7 @@ from orca_jax.cluster.roll import Roll
 from orca_jax.cluster.sockets import Change, leader_socket
 from orca_jax.cluster.watch import WorkerWatch
 from orca_jax.cluster.worker_link import WorkerLink
-from orca_jax.config import ClusterConfig
+from orca_jax.startup import ClusterConfig
 from tests.cluster.test_messages import hello
 
 WAIT = 60.0  # seconds

@@ -7,8 +7,8 @@ import pytest
 from orca_jax.cluster.launch import free_ports
 from orca_jax.cluster.leader import Leader
 from orca_jax.cluster.sockets import is_loopback, place, resolve
-from orca_jax.config import ClusterConfig
 from orca_jax.errors import ConfigError
+from orca_jax.startup import ClusterConfig
 
 
 def refusal(config: ClusterConfig) -> ConfigError:

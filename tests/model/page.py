@@ -19,9 +19,9 @@ _HEAD = """# Supported models
 Generated from `orca_jax/model/families` and the models in `tests/fixtures/reference` by `python -m tests.model.page`.
 
 A model directory has `config.json` and safetensors in the format of Hugging Face, or an Orbax checkpoint in `params/`.
-`model_type` in `config.json` selects the family. Weights are served as float32, bfloat16 or float16 (`--dtype`); files
-with quantised weights of other programs are refused. `--quantization` quantises while loading
-([quantisation.md](quantisation.md)).
+`model_type` in `config.json` selects the family. Weights are served as float32, bfloat16 or float16 (`--dtype`). Files
+with quantised weights of other programs are refused, but for gpt-oss in MXFP4, which becomes plain while loading.
+`--quantization` quantises while loading ([quantisation.md](quantisation.md)).
 
 LoRA: whether adapters can be served beside the model ([adapters.md](adapters.md)).
 
@@ -46,10 +46,11 @@ A mixture of experts is part of the layers, so that chunks, preemption, tensor p
 models. Each device has a part of the width of every expert (`moe_intermediate_size`, or `intermediate_size` of Mixtral
 and OLMoE): `--tensor-parallel-size` must divide it. There is no expert parallelism. Layers without experts, such as the
 first ones of GLM-4.5, make a pattern that does not repeat, so that each layer is compiled. Files must have a tensor for
-each expert, as published and as written by `save_pretrained` by default. On a CPU and on a TPU only the chosen experts
+each expert, or in some families one for all experts of a layer, as published and as written by `save_pretrained` by
+default. On a CPU and on a TPU only the chosen experts
 are computed. On a GPU all experts are computed for each token, which costs long prompts time; see
 [benchmarks.md](benchmarks.md). Keys of training, such as `router_aux_loss_coef` and `router_jitter_noise`, have no
-effect.
+effect; but in Phi-MoE the noise sets which experts count.
 
 ## Tested shapes
 
@@ -108,7 +109,8 @@ for images:
 
 def _has_adapters(family: Family) -> str:
     without = any(
-        "experts" in name or name.startswith(("conv_", "kv_lora", "linear_", "mamba_")) for name in family.keys
+        "experts" in name or name.startswith(("conv_", "global_head_dim", "kv_lora", "linear_", "mamba_"))
+        for name in {*family.keys, *(["global_head_dim"] if family.name == "gemma4" else [])}
     )
     return "no" if without else "yes"
 

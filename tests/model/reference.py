@@ -26,8 +26,21 @@ def mesh_of(size: int) -> Mesh:
 def dense_attention(config: ModelConfig) -> Callable[..., tuple[jax.Array, int]]:
     """Causal attention over all tokens of one request, in the window of each layer."""
     windows = jnp.array([kind.window or PADDED for kind in config.layer_kinds])
+    kept: dict[int, tuple[jax.Array, jax.Array]] = {}
 
-    def attend(layer: int | jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cache: int) -> tuple[jax.Array, int]:
+    def attend(
+        layer: int | jax.Array,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: int,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, int]:
+        if k is None or v is None:
+            assert isinstance(layer, int)
+            k, v = kept[config.layer_of_pages(layer)]
+        elif config.key_sharing is not None and isinstance(layer, int):
+            kept[layer] = k, v
         tokens, heads, _ = q.shape
         k, v = (jnp.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
         scores = jnp.einsum("thd,shd->hts", q, k) * config.score_scale
@@ -35,7 +48,9 @@ def dense_attention(config: ModelConfig) -> Callable[..., tuple[jax.Array, int]]
             scores = config.attention_soft_cap * jnp.tanh(scores / config.attention_soft_cap)
         ahead = jnp.arange(tokens)[:, None] - jnp.arange(tokens)
         scores = jnp.where((ahead >= 0) & (ahead < windows[layer]), scores, -jnp.inf)
-        return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores), v), cache
+        if sinks is not None:
+            scores = jnp.concatenate([scores, jnp.broadcast_to(sinks[:, None, None], (heads, tokens, 1))], axis=2)
+        return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores)[..., :tokens], v), cache
 
     return attend
 

@@ -237,7 +237,14 @@ def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
     form = QuantisedExperts(held[0], ("experts", "embed", "mlp"), kind, jnp.dtype("float32"), is_stacked=False).form
     x = jnp.asarray(draw.normal(size=(6, 32)), jnp.float32)
     chosen, weights = jnp.asarray(draw.integers(0, 3, (6, 1)), jnp.int32), jnp.ones((6, 1))
-    run = partial(expert_mlp, x, chosen, weights, activation=jax.nn.relu, implementation=implementation)
+    run = partial(
+        expert_mlp,
+        x,
+        chosen,
+        weights,
+        activation=lambda gate, up: jax.nn.relu(gate) * up,
+        implementation=implementation,
+    )
     wanted = run(stands_for)
     np.testing.assert_allclose(
         run(ExpertKernels(*held), form=form), wanted, rtol=0, atol=1e-5 * float(jnp.abs(wanted).max())

@@ -47,7 +47,7 @@ def expert_mlp(
         chosen: the different experts of each token; X experts exist.
         weights: the weights of these experts.
         kernels: the matrices of all experts.
-        activation: applied to the gate.
+        activation: of the gate and the vector beside it.
         form: the arithmetic of the kernels; `blocks` multiplies with stored kernels, and the others expand them all.
         implementation: a name of `IMPLEMENTATIONS`; None takes the default of the platform.
 

@@ -26,7 +26,10 @@ def by_all_experts(
             preferred_element_type=jnp.float32,
         )
 
-    gate, up, down = map(form.expand, kernels)
-    hidden = activation(product("te,xef->xtf", x, gate)) * product("te,xef->xtf", x, up)
+    gate, up = (product("te,xef->xtf", x, form.expand(kernel)) for kernel in (kernels.gate, kernels.up))
     of_all = jnp.sum(jax.nn.one_hot(chosen, kernels.num_experts) * weights[..., None], axis=1)  # [T, X]
-    return product("xtf,xfe->te", hidden * of_all.T[..., None], down)
+    offset = jnp.float32(0)
+    if (biases := kernels.biases) is not None:
+        gate, up = gate + biases.gate[:, None], up + biases.up[:, None]
+        offset = jnp.matmul(of_all, biases.down, precision=jax.lax.Precision.HIGHEST)
+    return product("xtf,xfe->te", activation(gate, up) * of_all.T[..., None], form.expand(kernels.down)) + offset

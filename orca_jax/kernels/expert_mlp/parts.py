@@ -7,7 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-type Activate = Callable[[Array], Array]
+type Activate = Callable[[Array, Array], Array]
+"""`(gate, up) -> hidden`: the vector that is projected back."""
+
+
+class ExpertBiases(NamedTuple):
+    """The biases of the projections of X experts, [X, F], [X, F] and [X, E]."""
+
+    gate: Any
+    up: Any
+    down: Any
 
 
 class ExpertKernels(NamedTuple):
@@ -17,11 +26,13 @@ class ExpertKernels(NamedTuple):
         gate: the projections to the gate, [X, E, F].
         up: the projections to the vectors multiplied by the activated gate, [X, E, F].
         down: the projections back, [X, F, E].
+        biases: those of these projections; None if they have none.
     """
 
     gate: Any
     up: Any
     down: Any
+    biases: ExpertBiases | None = None
 
     @property
     def num_experts(self) -> int:
@@ -70,8 +81,11 @@ def one_expert(
     x: Float[Array, "M E"], kernels: ExpertKernels, activation: Activate, form: KernelForm = PLAIN
 ) -> Float[Array, "M E"]:
     """The MLP of one expert on M tokens. Products have the type of the weights and float32 sums."""
-    hidden = activation(form.multiply(x, kernels.gate)) * form.multiply(x, kernels.up)
-    return form.multiply(hidden, kernels.down)
+    gate, up = form.multiply(x, kernels.gate), form.multiply(x, kernels.up)
+    if kernels.biases is None:
+        return form.multiply(activation(gate, up), kernels.down)
+    biases = kernels.biases
+    return form.multiply(activation(gate + biases.gate, up + biases.up), kernels.down) + biases.down
 
 
 class SortedChoices(NamedTuple):

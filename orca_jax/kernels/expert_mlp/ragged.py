@@ -1,5 +1,7 @@
 """Products of sorted tokens with the experts of each, by XLA's `ragged_dot`."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -17,16 +19,21 @@ def by_ragged_products(
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`."""
     choices = sort_choices(chosen, kernels.num_experts)
-    gate, up, down = map(form.expand, kernels)
+    biases = kernels.biases
+    expert = jnp.repeat(jnp.arange(kernels.num_experts), choices.sizes, total_repeat_length=choices.token.shape[0])
 
-    def product(x: Array, kernels: Array) -> Array:
-        return jax.lax.ragged_dot(
-            x.astype(kernels.dtype),
-            kernels,
+    def product(x: Array, stored: Any, bias: Array | None) -> Array:
+        kernel = form.expand(stored)
+        rows = jax.lax.ragged_dot(
+            x.astype(kernel.dtype),
+            kernel,
             choices.sizes,
-            precision=precision_of(kernels),
+            precision=precision_of(kernel),
             preferred_element_type=jnp.float32,
         )
+        return rows if bias is None else rows + bias[expert]
 
+    gate, up, down = (None, None, None) if biases is None else biases
     rows = x[choices.token]
-    return choices.mix(product(activation(product(rows, gate)) * product(rows, up), down), weights)
+    hidden = activation(product(rows, kernels.gate, gate), product(rows, kernels.up, up))
+    return choices.mix(product(hidden, kernels.down, down), weights)

@@ -3,6 +3,7 @@
 //
 //     keys, values   [N, K, D, S] in float32 or bfloat16: the S tokens of a channel are neighbours
 //     queries, out   [T, K, M, D] in float32: the M query heads of each KV head
+//     sinks              [K, M] in float32: scores that join the softmax of a head and have no values
 //     new keys, values   [B, K, D] in float32
 //
 // Each page is read once for up to MOST_HEADS query heads, and the next one is fetched meanwhile. A score is a sum over
@@ -17,7 +18,7 @@
 
 #define MOST_HEADS 4
 #define MOST_PARTS (LANES / 2)  // vectors of tokens of which the sums stay in registers, for up to two heads
-#define MOST_CHANNELS 256
+#define MOST_CHANNELS 512
 #define MOST_TOKENS 1024  // of a page
 #define LINE 64  // bytes
 
@@ -26,7 +27,7 @@ int orca_jax_most_channels(void) { return MOST_CHANNELS; }
 int orca_jax_most_tokens(void) { return MOST_TOKENS; }
 
 typedef struct {
-  const float *queries, *new_keys, *new_values;  // the new ones are NULL if there are none
+  const float *queries, *sinks, *new_keys, *new_values;  // the new ones are NULL if there are none
   char *keys, *values;
   const int32_t *page_table, *query_start, *query_len, *context_len;
   float *out;
@@ -228,7 +229,8 @@ INLINE void put_chunks(const Call *call, int64_t num_rows, const int is_bfloat16
 INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t first, const int heads, const int is_bfloat16) {
   Work work;
   work.channels = call->channels, work.page_size = call->page_size;
-  for (int h = 0; h < heads; h++) work.top[h] = -FLT_MAX, work.sum[h] = 0;  // not -inf: -inf - -inf is NaN
+  for (int h = 0; h < heads; h++)  // -FLT_MAX if there is no sink, and not -inf: -inf - -inf is NaN
+    work.top[h] = call->sinks[head * call->heads + first + h], work.sum[h] = 1;
   memset(work.values, 0, heads * sizeof work.values[0]);
   Integers lane;
   for (int i = 0; i < LANES; i++) lane[i] = i;
@@ -271,15 +273,15 @@ FORM(4)
 // ---- calls ---------------------------------------------------------------------------------------------------------
 
 // Arguments: queries, keys, values, the page table [R, P], the first query and the context of each request [R], the
-// number of requests that have one query, which come first, and the window; then, if there are new tokens, the number
-// of each request [R], their keys and their values. Attribute: the soft cap. Results: out, which is 0 for all other
+// number of requests that have one query, which come first, the window, and the sinks; then, if there are new tokens, the
+// number of each request [R], their keys and their values. Attribute: the soft cap. Results: out, which is 0 for all other
 // queries; and with new tokens the keys and values, in the memory of the arguments.
 XLA_FFI_Error *orca_jax_increments(XLA_FFI_CallFrame *frame) {
   static void (*const forms[])(const Call *, int64_t, int64_t, int64_t) = {attend_1, attend_2, attend_3, attend_4};
   if (is_query(frame)) return NULL;
-  const int has_new = frame->args.size == 11;
-  if (!(has_new || frame->args.size == 8) || frame->rets.size != (has_new ? 3 : 1) || frame->attrs.size != 1)
-    return refuse(frame, "increments have 8 arguments and a result, or 11 and 3, and an attribute");
+  const int has_new = frame->args.size == 12;
+  if (!(has_new || frame->args.size == 9) || frame->rets.size != (has_new ? 3 : 1) || frame->attrs.size != 1)
+    return refuse(frame, "increments have 9 arguments and a result, or 12 and 3, and an attribute");
   const XLA_FFI_Buffer *const *given = (const XLA_FFI_Buffer *const *)frame->args.args;
   const XLA_FFI_Buffer *const *results = (const XLA_FFI_Buffer *const *)frame->rets.rets;
   const XLA_FFI_Buffer *queries = given[0], *keys = given[1], *out = results[0];
@@ -292,9 +294,10 @@ XLA_FFI_Error *orca_jax_increments(XLA_FFI_CallFrame *frame) {
       .page_table = given[3]->data,
       .query_start = given[4]->data,
       .context_len = given[5]->data,
-      .query_len = has_new ? given[8]->data : NULL,
-      .new_keys = has_new ? given[9]->data : NULL,
-      .new_values = has_new ? given[10]->data : NULL,
+      .query_len = has_new ? given[9]->data : NULL,
+      .sinks = given[8]->data,
+      .new_keys = has_new ? given[10]->data : NULL,
+      .new_values = has_new ? given[11]->data : NULL,
       .out = out->data,
       .kv_heads = keys->dims[1],
       .heads = queries->dims[2],
@@ -307,7 +310,8 @@ XLA_FFI_Error *orca_jax_increments(XLA_FFI_CallFrame *frame) {
   };
   const int fits = queries->dims[1] == call.kv_heads && queries->dims[3] == call.channels &&
                    call.channels <= MOST_CHANNELS && call.page_size <= MOST_TOKENS && call.page_size % LANES == 0 &&
-                   (!has_new || (given[9]->dims[1] == call.kv_heads && given[9]->dims[2] == call.channels));
+                   given[8]->dims[0] == call.kv_heads * call.heads &&
+                   (!has_new || (given[10]->dims[1] == call.kv_heads && given[10]->dims[2] == call.channels));
   if (!fits) return refuse(frame, "the shapes of increments do not fit");
   memset(call.out, 0, sizeof(float) * queries->dims[0] * call.kv_heads * call.heads * call.channels);
   const int32_t count = *(const int32_t *)given[6]->data;

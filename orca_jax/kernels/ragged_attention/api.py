@@ -11,6 +11,7 @@ requests, it also has `prepare`; else `prepared` is these arrays:
 
     prepare(q, pages, requests)                                     once for each page table of an iteration
     write_and_attend(q, k, v, pages, prepared, first_page, scores)  in each layer
+    attend_prepared(q, pages, prepared, scores)                     in layers that read the pages of others
 
 What is prepared is a pytree of arrays. Their shapes depend on the shapes of the arguments alone, so the results for
 several page tables can be stacked, and a scan over layers can select one of them.
@@ -41,18 +42,21 @@ BACKENDS = (
 )
 """In order of preference: the default of a device is the first that is meant for it and can do the shapes."""
 
+MASKED = -1e30
+"""The score of a token that a query does not see."""
+
 NO_WINDOW = 2**30
 """A window as wide as this one leaves out no token."""
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["layer_window"],
+    data_fields=["layer_window", "sinks"],
     meta_fields=["scale", "sliding_window", "soft_cap"],
 )
 @dataclass(frozen=True)
 class Scores:
-    """The way from products of queries and keys to scores. A pytree, in which only the window of a layer is traced.
+    """The way from products of queries and keys to scores. A pytree: a layer's window and sinks are traced.
 
     Attributes:
         scale: factor on the products, usually 1 / sqrt(D).
@@ -60,12 +64,14 @@ class Scores:
         soft_cap: scores s become soft_cap * tanh(s / soft_cap), after `scale`; None leaves them.
         layer_window: a traced window in place of `sliding_window`, so that layers with several windows share a program.
             `NO_WINDOW` is that of a layer without one. The kernels for GPUs take constants only.
+        sinks: scores of each head that join its softmax and have no values, neither scaled nor capped; None for none.
     """
 
     scale: float
     sliding_window: int | None = None
     soft_cap: float | None = None
     layer_window: Int[Array, ""] | None = None
+    sinks: Float[Array, " H"] | None = None
 
     @property
     def window(self) -> int | Int[Array, ""] | None:
@@ -80,6 +86,17 @@ class Scores:
     def capped(self, products: Float[Array, "*any"]) -> Float[Array, "*any"]:
         """The scores of scaled products."""
         return products if self.soft_cap is None else self.soft_cap * jnp.tanh(products / self.soft_cap)
+
+    def before_tokens(self, kv_heads: int, groups: int, size: int) -> tuple[Float[Array, "K M"], Float[Array, "K M"]]:
+        """Maximum and denominator of an online softmax before its first token, for M = groups * size queries.
+
+        They are those of the sinks. Without any, the maximum is finite: a fully masked block must not make NaN out of
+        inf - inf.
+        """
+        if self.sinks is None:
+            return jnp.full((kv_heads, groups * size), MASKED), jnp.zeros((kv_heads, groups * size))
+        sinks = self.sinks.astype(jnp.float32).reshape(kv_heads, groups)
+        return jnp.repeat(sinks, size, axis=1), jnp.ones((kv_heads, groups * size))
 
 
 Queries = Float[Array, "T H D"] | jax.ShapeDtypeStruct
@@ -226,3 +243,23 @@ def write_and_attend(
     requests = prepared.of_layer(first_page)
     pages = write_kv(pages, k, v, requests)
     return ragged_attention(q, pages, requests, scores, implementation=backend.name), pages
+
+
+def attend_pages(
+    device: jax.Device,
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    prepared: Any,
+    first_page: Int[Array, ""],
+    scores: Scores,
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "T H D"]:
+    """The work of a layer that reads the pages of another one, which has written the new tokens to them.
+
+    The arguments are those of `write_and_attend`; `first_page` is that of the other layer.
+    """
+    module, own = choose_backend(device, q, pages, implementation).load(), prepared.of_layer(first_page)
+    attend = module.attend_prepared if hasattr(module, "attend_prepared") else module.attend
+    out: jax.Array = attend(q, pages, own, scores)
+    return out

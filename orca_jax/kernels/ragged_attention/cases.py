@@ -27,14 +27,16 @@ class Case:
     padding_rows: int = 0
     sliding_window: int | None = None
     soft_cap: float | None = None
+    has_sinks: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of queries
     page_dtype: Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"] = "float32"
     filler: float = math.nan  # in slots that no query may see; integer pages have a large number instead
 
     @property
     def scores(self) -> Scores:
-        """Factor, window and cap."""
-        return Scores(0.25, self.sliding_window, self.soft_cap)
+        """Factor, window, cap and sinks."""
+        sinks = jnp.linspace(-1, 2, self.num_heads) if self.has_sinks else None
+        return Scores(0.25, self.sliding_window, self.soft_cap, sinks=sinks)
 
     @property
     def tolerance(self) -> float:
@@ -70,6 +72,7 @@ CASES = (
     Case("sliding window", ((1, 5), (1, 40), (3, 4), (20, 37)), num_kv_heads=2, sliding_window=6),
     Case("window and soft cap", ((1, 40), (20, 37)), num_kv_heads=2, sliding_window=17, soft_cap=2.0),
     Case("window among infinities", ((1, 40), (20, 37)), num_kv_heads=2, sliding_window=11, filler=math.inf),
+    Case("sinks and window", ((1, 40), (1, 3), (20, 37)), 6, 2, 64, 16, sliding_window=11, has_sinks=True),
     Case("window over int8 pages", ((1, 90), (1, 30), (6, 70)), 6, 3, 64, 32, sliding_window=40, page_dtype="int8"),
     Case("bfloat16", ((1, 9), (6, 20)), 6, 3, dtype="bfloat16", page_dtype="bfloat16", page_size=16),
     Case("int8 pages", ((1, 9), (1, 40), (6, 20)), 6, 3, 64, 32, page_dtype="int8"),

@@ -24,10 +24,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import KVPages, RowArrays, num_kv_heads, read_page
-from orca_jax.kernels.ragged_attention.api import Scores
+from orca_jax.kernels.ragged_attention.api import MASKED, Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import cut_queries
 
-_MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 _TILE_QUERIES = 32
 _STEP_TOKENS = 128
 
@@ -89,7 +88,8 @@ def _attend_rows(pages: KVPages, scores: Scores, rows: _Rows) -> Float[Array, "I
     page_lists = jnp.pad(rows.page_lists, ((0, 0), (0, -rows.page_lists.shape[1] % step_pages)))
     visit = partial(_visit, pages, scores, rows, page_lists, step_pages)
     shape = count, kv_heads, groups * size
-    empty = _GatherSoftmax(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+    top, denominator = (jnp.broadcast_to(each, shape) for each in scores.before_tokens(kv_heads, groups, size))
+    empty = _GatherSoftmax(top, denominator, jnp.zeros((*shape, head_dim)))
 
     def branch(steps: int) -> Callable[[], _GatherSoftmax]:
         return lambda: lax.fori_loop(0, steps, visit, empty)
@@ -138,7 +138,7 @@ def _visit(
     if scores.window is not None:
         visible &= token > position - scores.window
     visible = visible[:, None]
-    products = jnp.where(visible, scores.capped(products), _MASKED)
+    products = jnp.where(visible, scores.capped(products), MASKED)
     top = jnp.maximum(state.top, products.max(-1))
     weights = jnp.where(visible, jnp.exp(products - top[..., None]), 0.0)
     shrink = jnp.exp(state.top - top)

@@ -29,7 +29,7 @@ def attend(
 ) -> Float[Array, "T H D"]:
     """`ragged_attention` for pages that `refusal` accepts."""
     queries = grouped_queries(q, pages, scores.scale)
-    increments = attend_increments(queries, pages, requests, window=_window(scores), soft_cap=scores.soft_cap)
+    increments = attend_increments(queries, pages, requests, _window(scores), scores.sinks, soft_cap=scores.soft_cap)
     return with_chunks(q, requests, attention_of_blocks(queries, pages, requests, scores), increments)
 
 
@@ -46,7 +46,7 @@ def write_and_attend(
     requests = prepared.of_layer(first_page)
     queries = grouped_queries(q, pages, scores.scale)
     increments, pages = write_and_attend_increments(
-        queries, k, v, pages, requests, window=_window(scores), soft_cap=scores.soft_cap
+        queries, k, v, pages, requests, _window(scores), scores.sinks, soft_cap=scores.soft_cap
     )
     return with_chunks(q, requests, attention_of_blocks(queries, pages, requests, scores), increments), pages
 

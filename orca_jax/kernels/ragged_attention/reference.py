@@ -51,7 +51,11 @@ def _attend(
     k, v = (jnp.repeat(x, groups, axis=1) for x in (k, v))
     products = jnp.einsum("thd,chd->htc", q.astype(jnp.float32), k, precision=jax.lax.Precision.HIGHEST)
     capped = scores.capped(products * scores.scale)
-    weights = jax.nn.softmax(jnp.where(visible, capped, jnp.finfo(jnp.float32).min), axis=-1)
+    capped = jnp.where(visible, capped, jnp.finfo(jnp.float32).min)
+    if scores.sinks is not None:  # one more column
+        column = jnp.broadcast_to(scores.sinks.astype(jnp.float32)[:, None, None], (*capped.shape[:2], 1))
+        capped = jnp.concatenate([capped, column], axis=-1)
+    weights = jax.nn.softmax(capped, axis=-1)[..., : visible.shape[1]]
     return jnp.einsum("htc,chd->thd", weights, v, precision=jax.lax.Precision.HIGHEST)
 
 

@@ -89,7 +89,7 @@ class _TritonShape:
         stages: blocks that the compiler prefetches.
         dtype: type of factors; sums are float32.
         is_fp8: true if pages are float8_e4m3fn, read as bytes.
-        scores: factor, window and cap.
+        scores: factor, window and cap, without sinks.
         interpret: true to interpret the kernels instead of compiling them.
     """
 
@@ -229,6 +229,11 @@ def _in_bits(shape: _TritonShape, scores: Float[Array, "M C"]) -> Float[Array, "
     return jnp.tanh(scores * (scale / cap)) * (cap * _LOG2E)
 
 
+def _denominator(state: _TritonSoftmax, sinks: list[Ref], heads: Int[Array, " M"]) -> Float[Array, " M"]:
+    """The sum of the weights of each row, with that of the sink of its head."""
+    return state.denominator + sum((jnp.exp2(sink[heads] * _LOG2E - state.top) for sink in sinks), start=0.0)
+
+
 def _increments(
     shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], pieces: ContextPieces
 ) -> tuple[Float[Array, "I K G1 D"], Float[Array, "I K G1"]]:
@@ -270,12 +275,18 @@ def _cache(inputs: list[Ref]) -> _Cache:
 
 
 def _combine(
-    shape: _TritonShape, out: Float[Array, "I K G1 D"], mass: Float[Array, "I K G1"], pieces: ContextPieces, dtype: Any
+    shape: _TritonShape,
+    out: Float[Array, "I K G1 D"],
+    mass: Float[Array, "I K G1"],
+    pieces: ContextPieces,
+    sinks: list[jax.Array],
+    dtype: Any,
 ) -> Float[Array, "R K G1 D"]:
     """Combine the pieces of each row; output rows without pieces are not written."""
     rows = pl.next_power_of_2(shape.groups)
 
-    def kernel(values_ref: Ref, mass_ref: Ref, begin: Ref, count: Ref, result: Ref) -> None:
+    def kernel(values_ref: Ref, mass_ref: Ref, begin: Ref, count: Ref, *refs: Ref) -> None:
+        *sinks, result = refs
         head, row = pl.program_id(0), pl.program_id(1)
         place = jnp.minimum(jnp.arange(rows, dtype=jnp.int32), shape.groups)
 
@@ -293,17 +304,19 @@ def _combine(
         @pl.when(count[row] > 0)
         def _any() -> None:
             state = lax.fori_loop(jnp.int32(0), count[row], add, _empty(shape, rows))
+            own = head * shape.groups + jnp.minimum(place, shape.groups - 1)
+            denominator = _denominator(state, sinks, own)[:, None]
             for part, values in zip(shape.parts, state.values, strict=True):
-                result[row, head, place, pl.ds(*part)] = (values / state.denominator[:, None]).astype(dtype)
+                result[row, head, place, pl.ds(*part)] = (values / denominator).astype(dtype)
 
     num_rows = pieces.begin.shape[0]
     results = [jax.ShapeDtypeStruct((num_rows, *out.shape[1:]), dtype)]
     launch = _launch(shape, kernel, "combine", (shape.num_kv_heads, num_rows), results)
-    return launch(out, mass, pieces.begin, pieces.number)[0]
+    return launch(out, mass, pieces.begin, pieces.number, *sinks)[0]
 
 
 def _chunks(
-    shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], tiles: Tiles
+    shape: _TritonShape, q: Float[Array, "T H D"], cache: list[jax.Array], tiles: Tiles, sinks: list[jax.Array]
 ) -> Float[Array, "T H D"]:
     """Attention of all tiles; the output of other tokens is not written."""
     num_tokens = q.shape[0]
@@ -311,6 +324,7 @@ def _chunks(
     def kernel(q_ref: Ref, fields: Ref, total: Ref, *refs: Ref) -> None:
         head, tile = pl.program_id(0), total[0] - 1 - pl.program_id(1)
         *inputs, out = refs
+        own_sinks, inputs = inputs[: len(sinks)], inputs[len(sinks) :]
 
         @pl.when(tile >= 0)
         def _exists() -> None:
@@ -326,13 +340,14 @@ def _chunks(
             sight = _Sight(row, head, first, position + number, low, last, position + 1)
             state = _attend(shape, queries, _cache(inputs), sight)
             place = jnp.where(query < number, start + query, num_tokens)
+            denominator = _denominator(state, own_sinks, heads)[:, None]
             for part, values in zip(shape.parts, state.values, strict=True):
-                out[place, heads, pl.ds(*part)] = (values / state.denominator[:, None]).astype(out.dtype)
+                out[place, heads, pl.ds(*part)] = (values / denominator).astype(out.dtype)
 
     results = [jax.ShapeDtypeStruct((num_tokens + 1, *q.shape[1:]), q.dtype)]
     grid = shape.num_kv_heads, tiles.fields.shape[1]
     launch = _launch(shape, kernel, "chunks", grid, results)
-    return launch(q, tiles.fields, tiles.total, *cache)[0][:num_tokens]
+    return launch(q, tiles.fields, tiles.total, *sinks, *cache)[0][:num_tokens]
 
 
 def _launch(
@@ -399,7 +414,8 @@ def _ragged(
         block=shape.block,
         sliding_window=scores.sliding_window,
     )
-    combined = _combine(shape, *_increments(shape, q, cache, pieces), pieces, q.dtype)
+    sinks = [] if scores.sinks is None else [scores.sinks.astype(jnp.float32)]
+    combined = _combine(shape, *_increments(shape, q, cache, pieces), pieces, sinks, q.dtype)
     out = combined[:, :, : shape.groups].reshape(rows, *q.shape[1:])
     out = jnp.pad(out, ((0, num_tokens - rows), (0, 0), (0, 0)))
     token = jnp.arange(num_tokens)[:, None, None]
@@ -412,7 +428,7 @@ def _ragged(
             block=chunk_shape.block,
             sliding_window=scores.sliding_window,
         )
-        out = jnp.where(token < jnp.sum(query_len == 1), out, _chunks(chunk_shape, q, cache, tiles))
+        out = jnp.where(token < jnp.sum(query_len == 1), out, _chunks(chunk_shape, q, cache, tiles, sinks))
     return jnp.where(token < query_len.sum(), out, jnp.zeros_like(out))
 
 
@@ -441,7 +457,7 @@ def _shape_of(q: jax.Array, pages: PackedPages, scores: Scores, interpret: bool)
         stages=3,
         dtype=dtype,
         is_fp8=pages.dtype == jnp.float8_e4m3fn,
-        scores=scores,
+        scores=replace(scores, sinks=None),
         interpret=interpret,
     )
 

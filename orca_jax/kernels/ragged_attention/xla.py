@@ -23,13 +23,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, num_kv_heads, read_page
-from orca_jax.kernels.ragged_attention.api import Scores
+from orca_jax.kernels.ragged_attention.api import MASKED, Scores
 from orca_jax.processor import multiplies_bfloat16
 
 _MAX_QUERY_BLOCK = 128
 _SHORT_BLOCK = 16
 _MOST_SHORT = 2  # short blocks after the long ones; more of them take longer than one long block
-_MASKED = -1e30  # finite: a fully masked block must not make NaN out of inf - inf
 _CHANNELS = 8  # of keys in a sum of `attend_increment`
 _LANES = 16  # its sums of values for each channel
 # From here on matrix products are as fast (scripts/measure_increments.py):
@@ -169,7 +168,7 @@ def _attend_block(
         visible = token <= jnp.minimum(position, num_visible - 1)[:, None]
         if window is not None:
             visible &= token > position[:, None] - window
-        products = jnp.where(visible, scores.capped(products), _MASKED)
+        products = jnp.where(visible, scores.capped(products), MASKED)
         top = jnp.maximum(state.top, products.max(-1))
         weights = jnp.exp(products - top[..., None])
         shrink = jnp.exp(state.top - top)
@@ -182,8 +181,7 @@ def _attend_block(
             top, state.denominator * shrink + weights.sum(-1), state.values * shrink[..., None] + weighted
         )
 
-    shape = heads.shape[:2]
-    empty = _SoftmaxState(jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(heads.shape, jnp.float32))
+    empty = _SoftmaxState(*scores.before_tokens(kv_heads, groups, size), jnp.zeros(heads.shape, jnp.float32))
     first_page = 0 if window is None else jnp.maximum(first + 1 - window, 0) // page_size
     done = lax.fori_loop(first_page, _ceil_div(num_visible, page_size), visit, empty)
     out = (done.values / done.denominator[..., None]).reshape(kv_heads, groups, size, head_dim)
@@ -224,7 +222,7 @@ def attend_increment(
         pages: cache of all requests.
         page_list: pages of the request, in order.
         context_len: tokens of the request, this one included.
-        scores: window and cap; the factor is in `q`.
+        scores: window, cap and sinks; the factor is in `q`.
     """
     kv_heads, heads, head_dim = q.shape
     v_pages, page_size, window = pages.v, pages.page_size, scores.window
@@ -236,7 +234,7 @@ def attend_increment(
         is_visible = (token >= first) & (token < context_len)
         products = scores.capped(_products(q, pages.k, page_list[index]))
         if not is_whole:
-            products = jnp.where(is_visible, products, _MASKED)
+            products = jnp.where(is_visible, products, MASKED)
         top = jnp.maximum(state.top, products.max(-1))
         weights, shrink = jnp.exp(products - top[..., None]), jnp.exp(state.top - top)
         values = state.values * shrink[..., None, None]
@@ -247,8 +245,8 @@ def attend_increment(
             values = values + weights[:, :, None, start : start + _LANES] * part
         return _LaneSums(top, state.denominator * shrink + weights.sum(-1), values)
 
-    empty = jnp.full((kv_heads, heads), _MASKED), jnp.zeros((kv_heads, heads))
-    state = _LaneSums(*empty, jnp.zeros((kv_heads, heads, head_dim, _LANES)))
+    empty = jnp.zeros((kv_heads, heads, head_dim, _LANES))
+    state = _LaneSums(*scores.before_tokens(kv_heads, heads, 1), empty)
     begin, end = first // page_size, _ceil_div(context_len, page_size)
     partial = begin
     if window is None:

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
+from orca_jax.model.families.dense.biased_heads import BIASED_HEADS
+from orca_jax.model.families.dense.gemma4 import GEMMA4_TEXT
 from orca_jax.model.families.dense.gpts import BIOGPT, GPT_BIGCODE, GPT_NEO, STARCODER2
+from orca_jax.model.families.dense.hunyuan import HUNYUAN_V1_DENSE
 from orca_jax.model.families.dense.llamas import CWM, INTERNLM3, IQUESTCODER, SEED_OSS
 from orca_jax.model.families.dense.pairs import PAIRS
 from orca_jax.model.families.dense.partly_rotated import PARTLY_ROTATED
@@ -16,7 +19,10 @@ from orca_jax.model.families.images.models import WRAPPERS
 from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from orca_jax.model.families.mixtral import MIXTRAL
+from orca_jax.model.families.mixtures.gpt_oss import GPT_OSS
+from orca_jax.model.families.mixtures.other_sigmoid import OTHER_SIGMOID
 from orca_jax.model.families.mixtures.sigmoid import SIGMOID
+from orca_jax.model.families.mixtures.softmax import SOFTMAX
 from orca_jax.model.families.olmo import FLEX_OLMO, OLMO2, OLMO3, OLMOE
 from orca_jax.model.families.opt import OPT
 from orca_jax.model.families.phi3 import PHI3
@@ -29,7 +35,7 @@ from orca_jax.model.families.states.qwen_next import QWEN3_NEXT
 
 _DENSE = (GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3_TEXT, GEMMA3, GPT_NEOX, OPT)
 _NEAR = (GEMMA, VAULTGEMMA, OLMO3, MINISTRAL, SEED_OSS, STARCODER2, GPT_BIGCODE, GPT_NEO, BIOGPT, CWM, INTERNLM3)
-_WITH_EXPERTS = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, FLEX_OLMO, *SIGMOID)
+_WITH_EXPERTS = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, FLEX_OLMO, *SIGMOID, *SOFTMAX, GPT_OSS, *OTHER_SIGMOID)
 _WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
 _WITH_STATES = (LFM2, LFM3, MINIMAX, QWEN3_NEXT, BAMBA)
 
@@ -38,9 +44,12 @@ _ALL = (
     *_NEAR,
     IQUESTCODER,
     MINISTRAL3,
+    HUNYUAN_V1_DENSE,
+    GEMMA4_TEXT,
     *SCALED,
     *PAIRS,
     *PARTLY_ROTATED,
+    *BIASED_HEADS,
     *_WITH_EXPERTS,
     *_WITH_LATENTS,
     *_WITH_STATES,

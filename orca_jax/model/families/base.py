@@ -51,6 +51,7 @@ class Weight:
         prefixed: False for a tensor outside the family's prefix.
         first_row: the first row of the parameter in the tensor; 0 in stacked ones.
         others: names of the tensor in older files.
+        is_row: True for a vector that is a matrix of one row in the tensor.
         is_conv: True for the taps of a convolution: the tensor is [channels, 1, taps], the parameter [taps, channels].
     """
 
@@ -61,6 +62,7 @@ class Weight:
     prefixed: bool = True
     first_row: int = 0
     others: tuple[str, ...] = ()
+    is_row: bool = False
     is_conv: bool = False
 
     @property

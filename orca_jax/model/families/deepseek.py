@@ -12,7 +12,7 @@ from orca_jax.layer_config import LatentConfig
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
 from orca_jax.model.families.experts import HARMLESS
-from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, grouped_experts, mixture_weights
+from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, dense_layers_first, grouped_experts, mixture_weights
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 
 _KEYS = llama.KEYS | {
@@ -70,13 +70,7 @@ def glm4_moe_lite_from_hf(hf: HfConfig) -> ModelConfig:
         "v_head_dim": 256,
     }
     config = read_latents(hf, "glm4_moe_lite", defaults, norm_eps=1e-5)
-    kinds = hf.get("mlp_layer_types")
-    kinds = ["dense"] + ["sparse"] * (config.num_layers - 1) if kinds is None else kinds
-    num_dense = kinds.count("dense") if isinstance(kinds, list) else -1
-    if kinds != ["dense"] * num_dense + ["sparse"] * (config.num_layers - num_dense):
-        raise refusal(
-            "mlp_layer_types", f"must be dense for the first of {config.num_layers} layers, then sparse", kinds
-        )
+    num_dense = dense_layers_first(hf, config.num_layers, 1)
     others = {"routed_scaling_factor": 1.8}
     return replace(config, **grouped_experts(hf, config, (64, 4, 1536), num_dense=num_dense, others=others))
 

@@ -78,7 +78,7 @@ def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], tuple[str, tuple[in
     if not isinstance(dtype, str) or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
         raise ValueError(f"{short(name)} has a wrong dtype, shape or data_offsets")
     dtype.encode()
-    known = DTYPES.get(dtype)
-    if end < begin or (known is not None and end - begin != math.prod(shape) * known.itemsize):
+    size = 1 if dtype == "U8" else DTYPES[dtype].itemsize if dtype in DTYPES else None
+    if end < begin or (size is not None and end - begin != math.prod(shape) * size):
         raise ValueError(f"{short(name)} has {end - begin} bytes, which are not its shape {short(list(shape))}")
     return (begin, end), (dtype, shape)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orca_jax.checks import open_regular
-from orca_jax.config import PAGED_MIXERS, DType, LoraConfig, ModelConfig
+from orca_jax.config import DType, LoraConfig, ModelConfig
 from orca_jax.errors import CheckpointError, system_message
+from orca_jax.layer_config import PAGED_MIXERS
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.safetensors import StoredTensor, read_header

@@ -20,7 +20,8 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import DType, MixerName, ModelConfig
+from orca_jax.config import DType, ModelConfig
+from orca_jax.layer_config import MixerName
 from orca_jax.model.layers import Linear
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.rope import Rotation
@@ -34,7 +35,7 @@ type Attend[Cache] = Callable[
     tuple[Float[Array, "T H D"], Cache],
 ]
 """`attend(layer, q, k, v, cache) -> (out, cache)`. It scales and caps scores itself, and applies the sliding window of
-the layer."""
+the layer. The sinks of a layer with some are a sixth argument."""
 
 type Inputs = Any
 """The arrays that a mixer's `project` passes to its `mix`: any tree, the same for all layers with this mixer."""
@@ -97,11 +98,13 @@ class Mixing[Cache](Protocol):
         k: Float[Array, "T K D"] | None,
         v: Float[Array, "T K D"] | None,
         cache: Cache,
+        sinks: Float[Array, " H"] | None = None,
     ) -> tuple[Float[Array, "T H D"], Cache]:
         """Write the new keys and values to the pages of a layer, and attend over these pages.
 
         Without `v` the pages have one array, and the values are the keys (`PageShape.has_values`). Without `k` and `v`
-        nothing is written: `layer` is then an earlier one, whose pages another layer reads too.
+        nothing is written: `layer` is then an earlier one, whose pages another layer reads too. `sinks` are scores
+        that join the softmax of each head.
         """
         ...
 

@@ -11,9 +11,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from orca_jax.config import MixerName, ModelConfig
+from orca_jax.config import ModelConfig
 from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.state_rows import StateRows
+from orca_jax.layer_config import MixerName
 from orca_jax.model.layers import ACTIVATIONS, Linear, Maker, Norm, project
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Index, Mixing, StateArray, StateKind, StatePools

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from orca_jax.config import MixerName
+from orca_jax.layer_config import MixerName
 from orca_jax.model.mixers import delta_rule, linear_attention, mamba, short_conv
 from orca_jax.model.mixers.base import StateKind
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, ExpertKernels, expert_mlp
+from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, ExpertBiases, ExpertKernels, expert_mlp
 from orca_jax.kernels.expert_mlp.blocks import LARGE, SMALL, block_rows
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -24,6 +24,7 @@ class Case(NamedTuple):
     embed: int = 12
     width: int = 20
     used: float = 1.0
+    has_biases: bool = False
     dtype: str = "float32"
 
 
@@ -36,10 +37,15 @@ CASES = (
     Case("full blocks of one expert", 2 * SMALL, 1, 9, used=0.1),
     Case("large blocks", 70, 2, 3),
     Case("a large block and one row", LARGE + 1, 1, 2, used=0.5),
+    Case("biases", 37, 2, 5, used=0.7, has_biases=True),
     Case("bfloat16", 21, 3, 5, dtype="bfloat16"),
 )
-QUICK = ("large blocks",)
+QUICK = ("large blocks", "biases")
 UNIT = {"float32": 2e-6, "bfloat16": 2e-2}  # largest difference relative to products in float64
+
+
+def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.relu(gate) * up
 
 
 @cache
@@ -51,17 +57,22 @@ def inputs(case: Case) -> tuple[jax.Array, jax.Array, jax.Array, ExpertKernels]:
     kernels = [draw.normal(size=size) for size in (shape, shape, (case.experts, case.width, case.embed))]
     x, weights = draw.normal(size=(case.tokens, case.embed)), draw.random(size=chosen.shape)
     floats = jnp.asarray(x, jnp.float32), jnp.asarray(chosen, jnp.int32), jnp.asarray(weights, jnp.float32)
-    return *floats, ExpertKernels(*(jnp.asarray(kernel, case.dtype) for kernel in kernels))
+    biases = [draw.normal(size=(case.experts, size)) for size in (case.width, case.width, case.embed)]
+    stored = ExpertBiases(*(jnp.asarray(bias, jnp.float32) for bias in biases)) if case.has_biases else None
+    return *floats, ExpertKernels(*(jnp.asarray(kernel, case.dtype) for kernel in kernels), stored)
 
 
 def one_by_one(case: Case) -> np.ndarray:
     """The results, token by token and expert by expert."""
-    x, chosen, weights, gate, up, down = (np.asarray(value, np.float64) for value in jax.tree.leaves(inputs(case)))
+    x, chosen, weights, gate, up, down, *biases = (
+        np.asarray(value, np.float64) for value in jax.tree.leaves(inputs(case))
+    )
+    of_gate, of_up, of_down = biases or np.zeros((3, case.experts, 1))
     out = np.zeros_like(x)
     for token, expert in np.ndindex(chosen.shape):
         number = int(chosen[token, expert])
-        hidden = np.maximum(x[token] @ gate[number], 0) * (x[token] @ up[number])
-        out[token] += weights[token, expert] * (hidden @ down[number])
+        hidden = np.maximum(x[token] @ gate[number] + of_gate[number], 0) * (x[token] @ up[number] + of_up[number])
+        out[token] += weights[token, expert] * (hidden @ down[number] + of_down[number])
     return out
 
 
@@ -71,7 +82,7 @@ def one_by_one(case: Case) -> np.ndarray:
     [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
 )
 def test_case(case: Case, implementation: str) -> None:
-    out = expert_mlp(*inputs(case), activation=jax.nn.relu, implementation=implementation)
+    out = expert_mlp(*inputs(case), activation=gated, implementation=implementation)
     wanted = one_by_one(case)
     assert out.dtype == jnp.float32
     np.testing.assert_allclose(out, wanted, rtol=0, atol=UNIT[case.dtype] * np.abs(wanted).max())
@@ -82,7 +93,7 @@ def test_a_token_with_nan_disturbs_no_other(implementation: str) -> None:
     """Such as padding, whose numbers have no meaning."""
     case = CASES[6]
     x, *others = inputs(case)
-    out = expert_mlp(x.at[3].set(jnp.nan), *others, activation=jax.nn.relu, implementation=implementation)
+    out = expert_mlp(x.at[3].set(jnp.nan), *others, activation=gated, implementation=implementation)
     is_nan = np.isnan(np.asarray(out)).any(axis=1)
     assert np.flatnonzero(is_nan).tolist() == [3]
 
@@ -92,8 +103,8 @@ def test_on_a_cpu_experts_without_tokens_are_not_computed() -> None:
     x, chosen, weights, kernels = inputs(case)
     unused = np.setdiff1d(np.arange(case.experts), np.asarray(chosen))
     assert len(unused) > case.experts / 2
-    broken = ExpertKernels(*(kernel.at[unused].set(jnp.nan) for kernel in kernels))
-    out = expert_mlp(x, chosen, weights, broken, activation=jax.nn.relu, implementation="blocks")
+    broken = ExpertKernels(*(kernel.at[unused].set(jnp.nan) for kernel in kernels[:3]))
+    out = expert_mlp(x, chosen, weights, broken, activation=gated, implementation="blocks")
     wanted = one_by_one(case)
     np.testing.assert_allclose(out, wanted, rtol=0, atol=UNIT[case.dtype] * np.abs(wanted).max())
 
@@ -102,7 +113,7 @@ def test_the_default_of_a_cpu_is_blocks() -> None:
     arguments = inputs(CASES[0])
 
     def program(implementation: str | None) -> str:
-        run = jax.jit(lambda *args: expert_mlp(*args, activation=jax.nn.relu, implementation=implementation))
+        run = jax.jit(lambda *args: expert_mlp(*args, activation=gated, implementation=implementation))
         return run.trace(*arguments).lower(lowering_platforms=("cpu",)).as_text()
 
     assert "stablehlo.while" in program("blocks") and "stablehlo.while" not in program("dense")
@@ -117,4 +128,4 @@ def test_sizes_of_blocks() -> None:
 
 def test_an_unknown_implementation_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"'loop'; use one of dense, blocks, ragged"):
-        expert_mlp(*inputs(CASES[0]), activation=jax.nn.relu, implementation="loop")
+        expert_mlp(*inputs(CASES[0]), activation=gated, implementation="loop")

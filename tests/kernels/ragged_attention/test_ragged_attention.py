@@ -42,7 +42,9 @@ def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
                 if case.soft_cap is not None:
                     scores = case.soft_cap * np.tanh(scores / case.soft_cap)
                 weights = np.exp(scores - scores.max())
-                out[token, head] = weights @ v[begin:end, kv_head] / weights.sum()
+                sinks = case.scores.sinks
+                extra = 0.0 if sinks is None else np.exp(float(sinks[head]) - scores.max())
+                out[token, head] = weights @ v[begin:end, kv_head] / (weights.sum() + extra)
     return out
 
 

@@ -98,7 +98,7 @@ LONG = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
         ({"model_type": "gemma3", "text_config": {"head_dim": 3}}, "head_dim"),
         ({"model_type": "gemma3", "hidden_size": 2560}, "hidden_size"),
         ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping"),
-        ({"model_type": "gemma4", "head_dim": 256}, "model"),
+        ({"model_type": "gemma3n", "head_dim": 256}, "model"),
         ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({**GEMMA2, "sliding_window": None}, "sliding_window"),
         ({**GEMMA2, "layer_types": ["sliding_attention"] * 25}, "layer_types"),
@@ -154,45 +154,63 @@ MALFORMED = [
     "NaN",
 ]
 BOOLEANS = {
-    "tie_word_embeddings",
     "attention_bias",
-    "mlp_bias",
-    "scale_attn_weights",
-    "is_causal",
-    "norm_topk_prob",
-    "qkv_bias",
-    "truncate",
-    "use_sliding_window",
-    "use_parallel_residual",
+    "attention_k_eq_v",
+    "attention_out_bias",
+    "block_auto_adjust_ff_dim",
     "conv_bias",
-    "rope_interleave",
+    "enable_moe_block",
+    "is_causal",
+    "lm_head_bias",
     "mamba_conv_bias",
     "mamba_proj_bias",
-    "block_auto_adjust_ff_dim",
-    "use_attention_gate",
-    "use_sandwich_norm",
-    "attention_out_bias",
+    "mlp_bias",
     "multi_query",
+    "mup_enabled",
+    "norm_topk_prob",
+    "qkv_bias",
+    "rope_interleave",
+    "scale_attn_weights",
     "scale_embedding",
+    "tie_word_embeddings",
+    "truncate",
+    "use_attention_gate",
     "use_bias",
+    "use_double_wide_mlp",
+    "use_parallel_residual",
     "use_post_norm",
     "use_qk_norm",
+    "use_sandwich_norm",
+    "use_sliding_window",
 }
-COUNTS = {"first_k_dense_replace", "max_window_layers", "n_shared_experts"}  # 0 has a meaning
+COUNTS = {
+    "first_k_dense_replace",
+    "hidden_size_per_layer_input",
+    "max_window_layers",
+    "moe_layer_start_index",
+    "moe_num_shared_experts",
+    "n_shared_experts",
+    "num_dense_layers",
+    "num_kv_shared_layers",
+    "rotary_dim",
+}
+"""Keys with a meaning of 0."""
+LISTS = ("attn_layer_indices", "full_attn_idxs", "moe_topk", "num_experts")  # may be a list of numbers
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_malformed_values_are_refused_by_name(family: Family) -> None:
     """Values of another type are never converted, and never lead to an error of Python."""
-    optional = {"rope_parameters", "rope_scaling", "text_config"}
+    optional = {"per_layer_config", "rope_parameters", "rope_scaling", "text_config"}
     texts = {"text_config": {}} if "text_config" in family.keys else NEEDED.get(family.name, {})
     known = family.keys | family.fixed.keys() | FIXED.keys() | {"tie_word_embeddings"}
     for key in sorted(known - family.harmless):
         bad = [0, 1, 2.0] if key in BOOLEANS else [True, False, *([] if key in COUNTS else [0])]
         for value in [*MALFORMED, *bad]:
             without_effect = () if key in family.keys else FIXED.get(key, family.fixed.get(key, ()))
-            is_list_of_layers = key in ("full_attn_idxs", "attn_layer_indices") and value == [1]
-            if value in without_effect or (key in optional and value == {}) or is_list_of_layers:
+            is_list = key in LISTS and value == [1]
+            is_last = key == "moe_layer_end_index" and value == -1
+            if value in without_effect or (key in optional and value == {}) or is_list or is_last:
                 continue
             with pytest.raises(ConfigError, match=f"config.json.*{key}|{key}.*config.json") as caught:
                 config_from_hf({"model_type": family.name, **texts, key: value})

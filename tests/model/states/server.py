@@ -15,10 +15,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orca_jax.config import PAGED_MIXERS, MixerName, ModelConfig
+from orca_jax.config import ModelConfig
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, write_and_attend
 from orca_jax.kernels.state_rows import StateRows
+from orca_jax.layer_config import PAGED_MIXERS, MixerName
 from orca_jax.model.mixers.base import Index, StatePools
 from orca_jax.model.mixers.states import STATES
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
@@ -45,9 +46,15 @@ class Access:
     backend: str
 
     def attend(
-        self, layer: Index, q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: Caches
+        self,
+        layer: Index,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: Caches,
+        sinks: jax.Array | None = None,
     ) -> tuple[jax.Array, Caches]:
-        assert k is not None
+        assert k is not None and sinks is None
         windows = [kind.window or NO_WINDOW for kind in self.model.layer_kinds]
         heads, pages = (
             PartitionSpec(None, TENSOR_AXIS, None),

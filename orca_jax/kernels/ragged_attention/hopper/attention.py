@@ -39,7 +39,7 @@ from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, cut_contexts, cut_queries
 from orca_jax.kernels.ragged_attention.hopper.assembler import refusal_of_assembler
 from orca_jax.kernels.ragged_attention.hopper.chunks import attend_chunks
-from orca_jax.kernels.ragged_attention.hopper.increments import attend_pieces
+from orca_jax.kernels.ragged_attention.hopper.increments import attend_pieces, sinks_of_tiles
 from orca_jax.kernels.ragged_attention.hopper.pipeline import HopperShape
 
 HEAD_DIMS = tuple(gpu_plan.INCREMENT_BLOCKS)
@@ -89,7 +89,7 @@ def _ragged(
         groups=num_heads // kv_heads,
         page_size=pages.page_size,
         **gpu_plan.INCREMENT_BLOCKS[head_dim]._asdict(),
-        scores=scores,
+        scores=replace(scores, sinks=None),
         interpret=interpret,
     )
     # Without the barrier XLA may pass a slice of another array as an argument, and keep the call out of the CUDA graph.
@@ -112,7 +112,8 @@ def _ragged(
         sliding_window=scores.sliding_window,
     )
     num_used = query_len.sum(dtype=jnp.int32)
-    out = attend_chunks(shape, q, pages.kv, page_table, tiles, increments, num_used, grid=multiprocessors)
+    sinks = sinks_of_tiles(shape, scores.sinks)
+    out = attend_chunks(shape, q, pages.kv, page_table, tiles, increments, num_used, sinks, grid=multiprocessors)
     return out.astype(dtype)
 
 

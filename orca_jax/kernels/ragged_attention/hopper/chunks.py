@@ -31,7 +31,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, TILE, ContextPieces, Tiles
-from orca_jax.kernels.ragged_attention.hopper.increments import Combiner, Partial
+from orca_jax.kernels.ragged_attention.hopper.increments import Combiner, Partial, row_of_head
 from orca_jax.kernels.ragged_attention.hopper.pipeline import (
     MASKED,
     HopperShape,
@@ -75,6 +75,7 @@ class _ChunkBlock:
     q_smem: Ref  # in the layout of wgmma
     out_smem: Ref
     turn: Ref
+    sinks: tuple[Ref, ...]  # none, or one
 
     def run(self) -> None:
         """Run the thread block from start to end."""
@@ -106,7 +107,8 @@ class _ChunkBlock:
 
     def combine_increments(self) -> None:
         """Combine the pieces left by the kernel before."""
-        combiner = Combiner(self.shape, self.values, self.mass, self.begin, self.number, self.out, self.own_out)
+        pieces = self.values, self.mass, self.begin, self.number
+        combiner = Combiner(self.shape, *pieces, self.sinks, self.out, self.own_out)
         first, step, count = self.own_share(combiner.items)
         lax.fori_loop(0, count, lambda i, _: combiner.combine(first + i * step), None)
 
@@ -179,8 +181,10 @@ class _ChunkBlock:
         state = lax.fori_loop(open_blocks, num_blocks, partial(block, is_masked=True), state)
         pl.when(mine == 0)(self.take_turns)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the copy of the item before may still read this memory
-        own_out = self.own_out
-        own_out[...] = (state.values / across(state.denominator, state.values)).astype(jnp.bfloat16)
+        own_out, denominator = self.own_out, state.denominator
+        for sinks in self.sinks:
+            denominator = denominator + jnp.exp2(sinks[row_of_head(shape, head)] - state.top)
+        own_out[...] = (state.values / across(denominator, state.values)).astype(jnp.bfloat16)
         plgpu.commit_smem()
         _write_tile(own_out, self.out, head, query + mine * ROWS, number - mine * ROWS)
         return step + num_blocks
@@ -246,13 +250,19 @@ def attend_chunks(
     tiles: Tiles,
     increments: tuple[Partial, ContextPieces],
     num_used: Int[Array, ""],
+    sinks: list[jax.Array],
     *,
     grid: int,
 ) -> Float[Array, "T H D"]:
-    """Compute attention for all tiles, combine increments, and write zeros for tokens at and after `num_used`."""
+    """Compute attention for all tiles, combine increments, and write zeros for tokens at and after `num_used`.
+
+    `sinks` are those of `sinks_of_tiles`.
+    """
 
     def chunks(*refs: Ref) -> None:
-        _ChunkBlock(shape, grid, Pipeline(*refs[14:]), *refs[:14]).run()
+        last = 9 + len(sinks)  # of the inputs
+        work, pipeline = (*refs[:9], *refs[last : last + 5], refs[9:last]), Pipeline(*refs[last + 5 :])
+        _ChunkBlock(shape, grid, pipeline, *work).run()
 
     scratch = [
         plgpu.SMEM((TILE, shape.head_dim), jnp.bfloat16),
@@ -265,7 +275,7 @@ def attend_chunks(
     launch = launcher(chunks, results, scratch, {"block": grid}, _CONSUMERS + 1, shape.interpret)
     counts = jnp.stack([tiles.total[0], num_used])
     pieces, (values, mass) = increments[1], increments[0]
-    return launch(q, kv, page_table, tiles.fields, counts, values, mass, pieces.begin, pieces.number)[0]
+    return launch(q, kv, page_table, tiles.fields, counts, values, mass, pieces.begin, pieces.number, *sinks)[0]
 
 
 def _write_tile(smem: Ref, out: Ref, head: jax.Array, first: jax.Array, number: jax.Array) -> None:

@@ -30,6 +30,7 @@ them by their log-sum-exp:
     row r:   pieces begin[r] ... begin[r] + number[r] - 1, of both consumers   -->   out[r]   bf16
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -87,6 +88,24 @@ def heads_in_tile(shape: HopperShape) -> int:
 def part_rows(shape: HopperShape) -> int:
     """Number of rows of one part."""
     return shape.num_kv_heads * padded_groups(shape)
+
+
+def sinks_of_tiles(shape: HopperShape, sinks: Float[Array, " H"] | None) -> list[jax.Array]:
+    """The sinks in bits, if there are some: 64 for each tile of query heads that are combined together."""
+    if sinks is None:
+        return []
+    tiles = pl.cdiv(shape.num_kv_heads, heads_in_tile(shape))
+    missing = tiles * heads_in_tile(shape) - shape.num_kv_heads, padded_groups(shape) - shape.groups
+    by_head = (sinks.astype(jnp.float32) * math.log2(math.e)).reshape(-1, shape.groups)
+    rows = jnp.pad(by_head, ((0, missing[0]), (0, missing[1]))).reshape(tiles, -1)
+    return [jnp.pad(rows, ((0, 0), (0, ROWS - rows.shape[1]))).reshape(-1)]
+
+
+def row_of_head(shape: HopperShape, head: Int[Array, ""]) -> Int[Array, ""]:
+    """The row of a query head in tiles of 64."""
+    own, group = lax.div(head, shape.groups), lax.rem(head, shape.groups)
+    tile, place = lax.div(own, heads_in_tile(shape)), lax.rem(own, heads_in_tile(shape))
+    return tile * ROWS + place * padded_groups(shape) + group
 
 
 @dataclass(frozen=True)
@@ -254,6 +273,7 @@ class Combiner:
         shape: parameters of the kernel that runs it.
         values, mass: fields of a `Partial`.
         begin, number: fields of `ContextPieces`.
+        sinks: those of `sinks_of_tiles`; none, or one reference.
         out: [T, H, D]; rows without pieces are not written.
         smem: [64, D] of bf16; an earlier copy may still read it.
     """
@@ -263,6 +283,7 @@ class Combiner:
     mass: Ref
     begin: Ref
     number: Ref
+    sinks: tuple[Ref, ...]
     out: Ref
     smem: Ref
 
@@ -283,8 +304,13 @@ class Combiner:
         def _any() -> None:
             parts = self.number[row] * CONSUMERS
             state = lax.fori_loop(0, parts, partial(self._add, row, tile), empty_softmax(self.shape))
+            denominator = state.denominator
+            for sinks in self.sinks:
+                mine = pl.ds(pl.multiple_of(tile * ROWS, ROWS), ROWS)
+                sink = plgpu.load(sinks.at[mine], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+                denominator = denominator + jnp.exp2(sink - state.top)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            self.smem[...] = (state.values / across(state.denominator, state.values)).astype(jnp.bfloat16)
+            self.smem[...] = (state.values / across(denominator, state.values)).astype(jnp.bfloat16)
             plgpu.commit_smem()
             for place in range(heads_in_tile(self.shape)):
                 head = tile * heads_in_tile(self.shape) + place

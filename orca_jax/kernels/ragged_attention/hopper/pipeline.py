@@ -50,7 +50,7 @@ class HopperShape:
         groups: G, query heads that share one KV head.
         block: tokens fetched and multiplied together.
         stages: blocks in shared memory at once.
-        scores: factor, window and cap.
+        scores: factor, window and cap, without sinks.
         interpret: parameters of the simulator, None to compile the kernel.
     """
 

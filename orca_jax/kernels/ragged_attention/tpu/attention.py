@@ -151,12 +151,14 @@ class _AttentionCall:
             whole_pages=self.blocks.whole_pages,
             has_window=scores.window is not None,
             soft_cap=scores.soft_cap,
+            has_sinks=scores.sinks is not None,
             compute_dtype=jnp.float32 if is_exact else jnp.bfloat16,
             is_quantised=pages.is_quantised,
         )
         # Weights are powers of two, which saves one product for each score.
         factor = scores.scale if scores.soft_cap is not None else scores.scale * _LOG2E
         self.q = (q.astype(jnp.float32) * factor).astype(self.shape.compute_dtype)
+        self.sinks = None if scores.sinks is None else scores.sinks.astype(jnp.float32) * _LOG2E
         window = jnp.asarray(NO_WINDOW if scores.window is None else scores.window, jnp.int32).reshape(1)
         self.options: dict[str, Any] = {"window": window, "out_dtype": q.dtype, "interpret": interpret}
 
@@ -167,7 +169,8 @@ class _AttentionCall:
         shape = replace(self.shape, is_writing=new is not None)
 
         def attend(pages: PackedPages) -> tuple[Float[Array, "T H D"], PackedPages]:
-            return attend_increments(shape, self.q, pages, self.prepared, new=new, **self.options)
+            options = {**self.options, "new": new, "sinks": self.sinks}
+            return attend_increments(shape, self.q, pages, self.prepared, **options)
 
         # A grid of zero programs must not run: the pipeline around a kernel fetches its first block before them.
         nothing = jnp.zeros(self.q.shape, self.options["out_dtype"])
@@ -178,7 +181,7 @@ class _AttentionCall:
         if self.num_tokens == 1:
             return None
         shape = replace(self.shape, query_block=chunk_block(self.blocks, self.num_tokens))
-        attend = partial(attend_chunks, shape, self.q, pages, self.prepared, **self.options)
+        attend = partial(attend_chunks, shape, self.q, pages, self.prepared, self.sinks, **self.options)
         return lax.cond(self.prepared.has_chunks, attend, lambda: jnp.zeros(self.q.shape, self.options["out_dtype"]))
 
     def merged(self, increments: Float[Array, "T H D"], chunks: Float[Array, "T H D"] | None) -> Float[Array, "T H D"]:

@@ -15,6 +15,7 @@ queries of several rows, each row is visited with the other rows' queries masked
 outputs are written when the block is done.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,17 @@ from jaxtyping import Array, Float
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
-from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
+from orca_jax.kernels.ragged_attention.tpu.shape import LANES, SUBLANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Refs, Step, part_of, walk
 
 
 def attend_chunks(
-    shape: TpuShape, q: Float[Array, "T H D"], pages: PackedPages, prepared: Prepared, **options: Any
+    shape: TpuShape,
+    q: Float[Array, "T H D"],
+    pages: PackedPages,
+    prepared: Prepared,
+    sinks: Float[Array, " H"] | None = None,
+    **options: Any,
 ) -> Float[Array, "T H D"]:
     """Compute the outputs of rows with several queries; those of other rows are meaningless.
 
@@ -41,10 +47,15 @@ def attend_chunks(
         q: queries, scaled.
         pages: the KV cache; it already holds these tokens.
         prepared: the requests.
+        sinks: those of `Scores`, scaled as the queries.
         options: other arguments of `launch`.
     """
     queries = _by_head(shape, q)
     queries = jnp.pad(queries, ((0, 0), (0, -queries.shape[1] % (shape.query_block * shape.groups)), (0, 0)))
+    if sinks is not None:  # whole registers of them
+        repeats = SUBLANES // math.gcd(shape.groups, SUBLANES)
+        tiles = jnp.tile(sinks.reshape(shape.num_kv_heads, shape.groups), (1, repeats))
+        options["sinks"] = jnp.broadcast_to(tiles[..., None], (*tiles.shape, LANES))
     out, _ = launch(_kernel, "chunks", shape, prepared.chunks, queries, pages, prepared, axis=1, **options)
     return _by_token(shape, out)[: q.shape[0]]
 

@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 from orca_jax.kernels.kv_pages import PackedPages
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
-from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
+from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Ref, Refs, Step, part_of, walk
 
 _NONE = -1  # no page
@@ -44,6 +44,7 @@ def attend_increments(
     prepared: Prepared,
     *,
     new: Float[Array, "T W"] | None = None,
+    sinks: Float[Array, " H"] | None = None,
     **options: Any,
 ) -> tuple[Float[Array, "T H D"], PackedPages]:
     """Compute the outputs of the increments, and write their new tokens if `new` is given.
@@ -56,6 +57,7 @@ def attend_increments(
         pages: the KV cache.
         prepared: the requests.
         new: K and V of each token in the layout of a slot and the type of the pages; None if the pages hold them.
+        sinks: those of `Scores`, scaled as the queries.
         options: other arguments of `launch`.
 
     Returns:
@@ -66,6 +68,11 @@ def attend_increments(
     if new is not None:
         # With 32-bit values, each token is a sublane of its own.
         options["new"] = _pad(new[:most].astype(jnp.float32), shape.query_block)
+    if sinks is not None:
+        by_head = sinks.reshape(shape.num_kv_heads, shape.groups)
+        by_head = jnp.pad(by_head, ((0, -shape.num_kv_heads % shape.bundle_heads), (0, 0)))
+        bundles = by_head.reshape(-1, shape.bundle_heads * shape.groups)
+        options["sinks"] = jnp.broadcast_to(bundles[..., None], (*bundles.shape, LANES))
     out, pages = launch(_kernel, "increments", shape, prepared.increments, queries, pages, prepared, axis=0, **options)
     return jnp.pad(_unbundle(shape, out)[:most], ((0, q.shape[0] - most), (0, 0), (0, 0))), pages
 

@@ -39,6 +39,7 @@ def launch(
     out_dtype: jnp.dtype,
     interpret: Any,
     new: jax.Array | None = None,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, PackedPages]:
     """Run a kernel over a range of query blocks; `q` and the output are cut into blocks along `axis`.
 
@@ -54,6 +55,7 @@ def launch(
         window: number of tokens that a query sees, if the shape has a window.
         out_dtype: type of the outputs; their shape is that of `q`.
         interpret: the argument of `pallas_call`.
+        sinks: see `TpuSoftmax`; None if the shape has none.
         new: K and V of each row's new token `[R, W]` in float32; None if the kernel does not write them.
 
     Returns:
@@ -71,8 +73,9 @@ def launch(
 
     spec, anywhere = pl.BlockSpec(tuple(block), index_map), pl.BlockSpec(memory_space=pl.ANY)
     inputs = {"q": (q, spec), "lists": (prepared.lists, anywhere), "kv": (pages.kv, anywhere)}
-    outputs = [(jax.ShapeDtypeStruct(q.shape, out_dtype), spec)]
-    aliases = {}
+    if sinks is not None:
+        inputs["sinks"] = sinks, pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0))
+    outputs, aliases = [(jax.ShapeDtypeStruct(q.shape, out_dtype), spec)], dict[int, int]()
     if pages.scale is not None:
         inputs["scale"] = pages.scale, anywhere
     if new is not None:
@@ -135,6 +138,6 @@ def _by_role(shape: TpuShape, refs: tuple[Ref, ...], inputs: list[str], scratch:
     kv = role.get("written", role["kv"])
     buffers = (role.get(name) for name in ("list_buf", "kv_buf", "scale_buf", "list_sem", "kv_sem", "scale_sem"))
     pages = Pages(shape, rows, role["lists"], kv, role.get("scale"), *buffers)
-    softmax = TpuSoftmax(shape, role["top"], role["total"], role["values"])
+    softmax = TpuSoftmax(shape, role["top"], role["total"], role["values"], role.get("sinks"))
     new, writing, write_sem = (role.get(name) for name in ("new", "writing", "write_sem"))
     return Refs(rows, pages, role["q"], new, role["out"], softmax, role["parity"], writing, write_sem)

@@ -30,6 +30,7 @@ class TpuShape:
     soft_cap: float | None
     compute_dtype: Any
     is_quantised: bool
+    has_sinks: bool = False
     is_writing: bool = False  # the kernel also writes new tokens to their pages
 
     @property

@@ -28,12 +28,22 @@ class TpuSoftmax:
     top: Any
     total: Any
     values: Any
+    sinks: Any = None  # their scores in all lanes, for the first queries; those of the next ones repeat them
 
     def clear(self) -> None:
-        """Reset all sums."""
-        self.top[...] = jnp.full_like(self.top, _MASKED)
-        self.total[...] = jnp.zeros_like(self.total)
+        """Reset all sums to those of no token, or of the sinks."""
         self.values[...] = jnp.zeros_like(self.values)
+        if self.sinks is None:
+            self.top[...] = jnp.full_like(self.top, _MASKED)
+            self.total[...] = jnp.zeros_like(self.total)
+            return
+        self.total[...] = jnp.full_like(self.total, 1 / LANES)
+        size = self.sinks.shape[1]
+
+        def put(index: jax.Array, _: None) -> None:
+            self.top[:, pl.ds(pl.multiple_of(index * size, size), size)] = self.sinks[...]
+
+        lax.fori_loop(0, self.top.shape[1] // size, put, None)
 
     def add_tokens(
         self,

@@ -20,6 +20,7 @@ class LlamaShape(NamedTuple):
     activation: str = "silu"
     rules: RopeRules = WHOLE_HEADS
     is_tied: bool = False
+    activation_key: str = "hidden_act"
 
 
 def near_llama(
@@ -53,7 +54,7 @@ def near_llama(
             shape.defaults,
             norm_eps=shape.norm_eps,
             norm_key=shape.norm_key,
-            activation=("hidden_act", shape.activation),
+            activation=(shape.activation_key, shape.activation),
             rules=shape.rules,
         )
         is_tied = get_bool(hf, "tie_word_embeddings", shape.is_tied)

@@ -25,17 +25,20 @@ def _smollm3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     return {**biases(hf), "rope_pattern": tuple(map(bool, ropes))}
 
 
-def _exaone4(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
-    """With windows, only layers that have one have a rope."""
-    own = {"residual": "post_norm", "qk_norm": "head"}
+def rotated_windows(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """The fields for windows of an EXAONE. With windows, only layers that have one have a rope."""
     has_window = hf.get("sliding_window", 4096) is not None
     if not has_window:
         read_layer_types(hf, config.num_layers, ("full_attention", "full_attention"))
-        return own
+        return {}
     # The pattern has no effect beside `layer_types`, and may then be a text.
     period = 4 if hf.get("layer_types") is not None else get_int(hf, "sliding_window_pattern", 4)
     windows: Windows = windows_of_gemma(hf, config.num_layers, config.max_positions, period)
-    return {**own, **windows._asdict(), "rope_pattern": windows.window_pattern}
+    return {**windows._asdict(), "rope_pattern": windows.window_pattern}
+
+
+def _exaone4(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    return {**rotated_windows(hf, config), "residual": "post_norm", "qk_norm": "head"}
 
 
 SMOLLM3 = near_llama(

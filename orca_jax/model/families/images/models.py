@@ -1,5 +1,6 @@
 """The models for images and texts whose texts are those of a served family."""
 
+from orca_jax.model.families.dense.gemma4 import GEMMA4_TEXT
 from orca_jax.model.families.images.qwen_vl import QWEN2_VL_TEXT, QWEN3_VL_TEXT
 from orca_jax.model.families.images.wrapped import wrapper
 from orca_jax.model.families.llama import LLAMA
@@ -25,6 +26,7 @@ WRAPPERS = (
         is_flat=True,
     ),
     wrapper("qwen3_vl", "Qwen3-VL", _names("Qwen3VL"), {"qwen3_vl_text": QWEN3_VL_TEXT}, "qwen3_vl_text", tied=False),
+    wrapper("gemma4", "Gemma 4", _names("Gemma4"), {"gemma4_text": GEMMA4_TEXT}, "gemma4_text", tied=True),
     wrapper("internvl", "InternVL 3 and 3.5", _names("InternVL"), _TEXTS, "qwen2", tied=True),
     wrapper("mistral3", "Mistral Small 3.1 and 3.2, Ministral 3", _names("Mistral3"), _TEXTS, "mistral", tied=True),
     wrapper("llava", "LLaVA 1.5, Pixtral", _names("Llava"), _TEXTS, "llama"),

@@ -95,6 +95,21 @@ def grouped_experts(
     return {"mlp_dim": width, "experts": experts}
 
 
+def dense_layers_first(hf: HfConfig, num_layers: int, default: int) -> int:
+    """The number of first layers without experts, by `mlp_layer_types`.
+
+    Raises:
+        ConfigError: other layers have none.
+    """
+    kinds = hf.get("mlp_layer_types")
+    if kinds is None:
+        return default
+    number = kinds.count("dense") if isinstance(kinds, list) else -1
+    if kinds != ["dense"] * number + ["sparse"] * (num_layers - number):
+        raise refusal("mlp_layer_types", f"must be dense for the first of {num_layers} layers, then sparse", kinds)
+    return number
+
+
 def mixture_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """The weights of experts, of their router, of the shared one and of the layers without experts."""
     experts = config.experts

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from orca_jax.config import MixerName, ModelConfig
-from orca_jax.layer_config import MambaConfig
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import MambaConfig, MixerName
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, is_number, layer_list, refusal

@@ -7,8 +7,8 @@ output.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orca_jax.config import MixerName, ModelConfig
-from orca_jax.layer_config import ShortConvConfig
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import MixerName, ShortConvConfig
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, layer_list, refusal

@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
-from orca_jax.config import MixerName, ModelConfig
-from orca_jax.layer_config import ResidualFactors, SumFactors
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import MixerName, ResidualFactors, SumFactors
 from orca_jax.model.families import experts, llama, mixtral
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
 from orca_jax.model.families.values import HfConfig, get_float

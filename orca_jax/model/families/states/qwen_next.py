@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orca_jax.config import MixerName, ModelConfig
-from orca_jax.layer_config import DeltaRuleConfig
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import DeltaRuleConfig, MixerName
 from orca_jax.model.families import experts, llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
 from orca_jax.model.families.qwen_moe import moe_weights

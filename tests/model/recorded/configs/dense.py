@@ -3,7 +3,20 @@
 from collections.abc import Callable
 from random import Random
 
-from tests.model.recorded.configs.sizes import FULL, SLIDING, Config, llama, rope, theta, tokens, windows, without
+from tests.model.recorded.configs.sizes import (
+    FULL,
+    POSITIONS,
+    SLIDING,
+    VOCAB,
+    Config,
+    hunyuan,
+    llama,
+    rope,
+    theta,
+    tokens,
+    windows,
+    without,
+)
 
 
 def cwm(draw: Random, number: int) -> Config:
@@ -222,6 +235,51 @@ def exaone4(draw: Random, number: int) -> Config:
     return config | windows(draw, config) | {"sliding_window_pattern": "LG"}
 
 
+def hunyuan_v1_dense(draw: Random, number: int) -> Config:
+    """Hunyuan without experts."""
+    return hunyuan(draw, number)
+
+
+def phi(draw: Random, number: int) -> Config:
+    """Phi 1 to 2."""
+    config = without(llama(draw, number), "head_dim", "rms_norm_eps") | {"tie_word_embeddings": False}
+    return config | {"rope_theta": theta(draw), "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-3}
+
+
+def gptj(draw: Random, number: int) -> Config:
+    """GPT-J."""
+    config = llama(draw, number)
+    sizes = {"n_embd": config["hidden_size"], "n_head": config["num_attention_heads"], "n_positions": POSITIONS}
+    return tokens() | sizes | {"n_layer": 2, "n_inner": 20 if number else None, "rotary_dim": 2 * (number % 2) + 2}
+
+
+def gemma4_text(draw: Random, number: int) -> Config:
+    """Gemma 4: with inputs of layers and shared keys, or with keys as values."""
+    config = without(llama(draw, number), "rms_norm_eps") | {"num_hidden_layers": 4, "tie_word_embeddings": True}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config |= {"layer_types": [SLIDING, FULL, SLIDING, FULL], "sliding_window": 5, "global_head_dim": 12}
+    positions = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": theta(draw)}
+    config |= {"rope_parameters": {FULL: positions, SLIDING: {"rope_type": "default", "rope_theta": theta(draw)}}}
+    if number % 2 == 0:
+        return config | {
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": VOCAB + 3,
+        }
+    mixture = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12}
+    return (
+        config
+        | mixture
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 3.0,
+        }
+    )
+
+
 DENSE: dict[str, Callable[[Random, int], Config]] = {
     maker.__name__: maker
     for maker in (
@@ -251,5 +309,9 @@ DENSE: dict[str, Callable[[Random, int], Config]] = {
         cohere2,
         smollm3,
         exaone4,
+        hunyuan_v1_dense,
+        phi,
+        gptj,
+        gemma4_text,
     )
 }

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from tests.model.recorded.configs.sizes import Config, llama, theta, windows, without
+from tests.model.recorded.configs.sizes import Config, hunyuan, llama, rope, theta, windows, without
 
 
 def experts(draw: Random, count: str = "num_experts") -> Config:
@@ -51,6 +51,107 @@ def dots1(draw: Random, number: int) -> Config:
     return config | windows(draw, config)
 
 
+def phimoe(draw: Random, number: int) -> Config:
+    """Phi-3.5-MoE."""
+    config = without(llama(draw, number), "head_dim") | {"num_local_experts": draw.choice((4, 6))}
+    positions = {"rope_type": "default", "rope_theta": theta(draw)}
+    if number != 1:
+        half = config["hidden_size"] // config["num_attention_heads"] // 2
+        positions |= {
+            "rope_type": "longrope",
+            "short_factor": [draw.choice((1.0, 1.5, 2.0)) for _ in range(half)],
+            "long_factor": [4.0] * half,
+            "short_mscale": 1.25,
+            "long_mscale": 1.5,
+            "original_max_position_embeddings": 48,
+        }
+    return config | {
+        "attention_bias": draw.random() < 0.5,
+        "intermediate_size": 12,
+        "lm_head_bias": number % 2 == 0,
+        "rope_parameters": positions,
+        "router_jitter_noise": draw.choice((0.2, 0.4)),
+        "sliding_window": 9 if number == 1 else None,
+        "tie_word_embeddings": False,
+    }
+
+
+def ernie4_5_moe(draw: Random, number: int) -> Config:
+    """ERNIE 4.5 with experts."""
+    config = without(llama(draw, number), "head_dim") | {"rope_theta": theta(draw), "num_hidden_layers": 3}
+    layers = ({"moe_layer_start_index": 1}, {"moe_layer_interval": 2}, {"moe_layer_end_index": 1})[number % 3]
+    return (
+        config
+        | layers
+        | {
+            "moe_intermediate_size": 12,
+            "moe_k": draw.choice((1, 2, 3)),
+            "moe_num_experts": draw.choice((4, 6)),
+            "moe_num_shared_experts": draw.choice((0, 1, 2)) if number else 2,
+            "moe_norm_min": 0.9 if number % 2 == 0 else 1e-12,
+        }
+    )
+
+
+def hunyuan_v1_moe(draw: Random, number: int) -> Config:
+    """Hunyuan with experts."""
+    config, experts = hunyuan(draw, number), draw.choice((4, 6))
+    chosen = draw.choice((1, 2, 3))
+    return config | {"num_experts": experts, "moe_topk": [chosen] * config["num_hidden_layers"] if number else chosen}
+
+
+def gpt_oss(draw: Random, number: int) -> Config:
+    """gpt-oss."""
+    config = llama(draw, number) | {"rope_parameters": rope(draw, kinds=("yarn", "default"))}
+    sizes = {"num_local_experts": draw.choice((4, 6)), "num_experts_per_tok": draw.choice((1, 2, 3))}
+    sizes |= {"hidden_size": 32, "intermediate_size": 32} if number == 2 else {}  # whole groups of MXFP4
+    clamp = {"swiglu_limit": 0.5, "swiglu_alpha": 1.3} if number % 2 == 0 else {}
+    return config | sizes | clamp | {"sliding_window": draw.choice((3, 7)), "attention_bias": number != 1}
+
+
+def minimax_m2(draw: Random, number: int) -> Config:
+    """MiniMax-M2."""
+    config = llama(draw, number) | {"rope_theta": theta(draw), "intermediate_size": 12, "head_dim": 8}
+    return config | experts(draw, "num_local_experts") | ({"rotary_dim": 4} if number % 2 == 0 else {})
+
+
+def hy_v3(draw: Random, number: int) -> Config:
+    """Hunyuan 3."""
+    config = llama(draw, number) | {"rope_theta": theta(draw), "moe_intermediate_size": 12, "num_hidden_layers": 3}
+    kinds = ["dense"] * (1 + number % 2) + ["sparse"] * (2 - number % 2)
+    shared = {"num_shared_experts": draw.choice((1, 2)), "mlp_layer_types": kinds}
+    return config | experts(draw) | shared
+
+
+def exaone_moe(draw: Random, number: int) -> Config:
+    """EXAONE 4 with experts."""
+    config = without(glm4_moe(draw, number), "use_qk_norm", "partial_rotary_factor", "attention_bias")
+    names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    config = {names.get(key, key): value for key, value in config.items()}
+    return config | windows(draw, config) | {"sliding_window_pattern": "LLLG"}
+
+
+def afmoe(draw: Random, number: int) -> Config:
+    """AFMoE."""
+    config = llama(draw, number) | {"rope_theta": theta(draw), "moe_intermediate_size": 12, "num_hidden_layers": 3}
+    config |= experts(draw) | windows(draw, config) | {"num_dense_layers": 1, "route_scale": 1.5}
+    return config | {"mup_enabled": number % 2 == 0, "num_shared_experts": 1}
+
+
 MIXTURES: dict[str, Callable[[Random, int], Config]] = {
-    maker.__name__: maker for maker in (flex_olmo, glm4_moe, solar_open, dots1)
+    maker.__name__: maker
+    for maker in (
+        flex_olmo,
+        glm4_moe,
+        solar_open,
+        dots1,
+        phimoe,
+        ernie4_5_moe,
+        hunyuan_v1_moe,
+        gpt_oss,
+        minimax_m2,
+        hy_v3,
+        exaone_moe,
+        afmoe,
+    )
 }

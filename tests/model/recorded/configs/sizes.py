@@ -54,6 +54,15 @@ def rope(draw: Random, *, kinds: tuple[str, ...] = ("default", "default", "yarn"
     return found
 
 
+def hunyuan(draw: Random, number: int) -> Config:
+    """The keys of a Hunyuan: most have a fixed stretch of rotary positions."""
+    config = llama(draw, number) | {"attention_bias": draw.random() < 0.5}
+    if number == 1:
+        return config | {"rope_theta": theta(draw)}
+    stretch = {"type": "dynamic", "alpha": draw.choice((5.0, 100.0)), "factor": 1.0}
+    return config | {"rope_theta": theta(draw), "rope_scaling": stretch}
+
+
 def windows(draw: Random, config: Config) -> Config:
     """A window, and the layers that have it."""
     kinds = [draw.choice((FULL, SLIDING)) for _ in range(config["num_hidden_layers"] - 2)]

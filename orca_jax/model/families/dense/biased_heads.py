@@ -1,0 +1,135 @@
+"""Families with parallel attention and MLP, one norm for both, and a bias of the head: Phi 1 to 2, GPT-J."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import RopeConfig
+from orca_jax.model.families import rope
+from orca_jax.model.families.base import Weight, head, linear, norm, paired
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
+from orca_jax.model.families.values import HfConfig, get_int, refusal
+
+_FIELDS: Mapping[str, Any] = {
+    "norm": "layernorm",
+    "gated_mlp": False,
+    "mlp_bias": True,
+    "residual": "parallel",
+    "head_bias": True,
+}
+_UNTIED: Mapping[str, tuple[object, ...]] = {"tie_word_embeddings": (False, None)}
+
+
+def _weights(config: ModelConfig, layer: str, names: Mapping[str, str], final: str) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters. The norm of both parts is in the norms of each."""
+    rows = [
+        linear(f"{layer}.{theirs}", f"blocks.{ours}", bias=config.attention_bias or ours.startswith("mlp"))
+        for theirs, ours in names.items()
+        if "." in ours
+    ]
+    (shared,) = (theirs for theirs, ours in names.items() if "." not in ours)
+    return (
+        *(row for ours in ("attention_norm", "mlp_norm") for row in norm(f"{layer}.{shared}", f"blocks.{ours}")),
+        *(row for pair in rows for row in pair),
+        *norm(final, "final_norm"),
+        *head(config),
+        Weight("lm_head.bias", "head.bias", prefixed=False),
+    )
+
+
+def _phi(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    return {**_FIELDS, "attention_bias": True, "attention_out_bias": True}
+
+
+def _of_phi(config: ModelConfig) -> tuple[Weight, ...]:
+    projections = {f"self_attn.{name}_proj": f"attention.{ours}" for name, ours in _QKV.items()}
+    names = {**projections, "self_attn.dense": "attention.out", "mlp.fc1": "mlp.up", "mlp.fc2": "mlp.down"}
+    rows = _weights(config, "layers.{layer}", {"input_layernorm": "norm", **names}, "final_layernorm")
+    return Weight("embed_tokens.weight", "embedding.table"), *rows
+
+
+def _gptj(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """The rotated dimensions are the first ones of each head, in pairs of neighbours."""
+    equal = config.embed_dim // config.num_heads
+    if (config.head_dim, config.num_kv_heads) != (equal, config.num_heads) or config.embed_dim % config.num_heads:
+        key = "num_key_value_heads" if config.head_dim == equal else "head_dim"
+        raise refusal(key, "has no effect in transformers: remove it", hf.get(key))
+    if config.rope != RopeConfig():
+        key = "rope_theta" if "rope_theta" in hf else "rope_parameters"
+        raise refusal(key, "has no effect in transformers: remove it", hf.get(key))
+    rotated = get_int(hf, "rotary_dim", 64)
+    if rotated > config.head_dim or rotated % 2 or ("rotary_dim" in hf and hf["rotary_dim"] is None):
+        problem = f"must be an even number of the {config.head_dim} dimensions of a head"
+        raise refusal("rotary_dim", problem, hf.get("rotary_dim", rotated))
+    positions = RopeConfig(rotated_dim=None if rotated == config.head_dim else rotated)
+    return {**_FIELDS, "rope": positions, "mlp_dim": get_int(hf, "intermediate_size", 4 * config.embed_dim)}
+
+
+def _of_gptj(config: ModelConfig) -> tuple[Weight, ...]:
+    projections = {f"attn.{name}_proj": f"attention.{ours}" for name, ours in _QKV.items()}
+    names = {**projections, "attn.out_proj": "attention.out", "mlp.fc_in": "mlp.up", "mlp.fc_out": "mlp.down"}
+    rows = _weights(config, "h.{layer}", {"ln_1": "norm", **names}, "ln_f")
+    return Weight("wte.weight", "embedding.table"), *paired(rows, config)
+
+
+_QKV = {"q": "query", "k": "key", "v": "value"}
+PHI = near_llama(
+    "phi",
+    "Phi 1, 1.5 and 2",
+    "Phi",
+    LlamaShape(
+        {
+            "vocab_size": 51200,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 24,
+            "max_position_embeddings": 2048,
+        },
+        1e-5,
+        "layer_norm_eps",
+        activation="gelu_new",
+        rules=rope.RopeRules(share=0.5),
+    ),
+    _phi,
+    weights=_of_phi,
+    fixed={"qk_layernorm": (False, None), **_UNTIED},
+)
+_GPTJ = near_llama(
+    "gptj",
+    "GPT-J",
+    "GPTJ",
+    LlamaShape(
+        {
+            "vocab_size": 50400,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 2048,
+        },
+        1e-5,
+        "layer_norm_eps",
+        activation="gelu_new",
+    ),
+    _gptj,
+    frozenset({"rotary_dim"}),
+    _of_gptj,
+    fixed=_UNTIED,
+    aliases={
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_positions": "max_position_embeddings",
+    },
+    harmless=frozenset({"rotary", "scale_attn_weights", "tokenizer_class"}),
+)
+GPTJ = replace(
+    _GPTJ,
+    prefixes=("transformer.", ""),
+    ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),  # causal masks of old files
+)
+BIASED_HEADS = (PHI, GPTJ)

@@ -1,0 +1,224 @@
+"""Gemma 4 for texts: layers without a window have wide heads of their own.
+
+The last layers may read the pages of earlier ones, layers may have inputs by token beside the stream, and there may be
+experts beside each MLP.
+"""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import SHARED_MIXERS, ExpertsConfig, KeySharing, LayerInputs, MixerName, WideConfig
+from orca_jax.model.families import llama, rope
+from orca_jax.model.families.base import Family, JoinedPart, Weight
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
+from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, get_optional_float, refusal
+from orca_jax.model.families.windows import windows_of_pattern
+
+_LOCAL = rope.RopeRules(
+    theta_key=None, part="sliding_attention", default={"rope_theta": 10_000.0}, kinds=("default", "linear")
+)
+_WIDE = rope.RopeRules(
+    theta_key=None,
+    part="full_attention",
+    default={"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    kinds=("default", "proportional"),
+)
+_SHARED_BY: dict[MixerName, MixerName] = {own: shared for shared, own in SHARED_MIXERS.items()}
+
+
+def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    layers = config.num_layers
+    if hf.get("rope_scaling") is not None:
+        raise refusal("rope_scaling", "has no effect in transformers: use rope_parameters", hf["rope_scaling"])
+    windows = windows_of_pattern(hf, layers, config.max_positions, (*(True,) * 5, False), 512)
+    found = windows.window_pattern
+    has_window = (*(found[layer % len(found)] for layer in range(layers - 1)), False)  # the last one never has it
+    sizes = _wide_sizes(hf, config, [layer for layer in range(layers) if not has_window[layer]])
+    positions, _ = rope.read_rope(hf, sizes.head_dim, config.max_positions, _WIDE)
+    mixers: list[MixerName] = ["attention" if windowed else "wide_attention" for windowed in has_window]
+    num_shared = get_count(hf, "num_kv_shared_layers", 0)
+    own = mixers[: layers - num_shared] if num_shared < layers else []
+    if not set(mixers) <= set(own):
+        raise refusal("num_kv_shared_layers", "must leave a layer of each kind with keys of its own", num_shared)
+    width = get_count(hf, "hidden_size_per_layer_input", 256)
+    rows = get_int(hf, "vocab_size_per_layer_input", 262144)
+    if width and rows < config.vocab_size:
+        raise refusal("vocab_size_per_layer_input", f"must be at least vocab_size {config.vocab_size}", rows)
+    factor = 2 if get_bool(hf, "use_double_wide_mlp", False) else 1
+    mixture = _mixture(hf, config)
+    if mixture and factor == 2 and num_shared:
+        raise refusal("use_double_wide_mlp", "must be false in a model with experts", True)
+    return {
+        **mixture,
+        **llama.attention_biases(hf),
+        "sliding_window": windows.sliding_window,
+        "window_pattern": has_window,
+        "rope": replace(positions, rotated_dim=sizes.head_dim),
+        "windowed_rope": config.rope,
+        "mixer_pattern": (*own, *(_SHARED_BY[mixer] for mixer in mixers[len(own) :])),
+        "wide": sizes,
+        "key_sharing": KeySharing(num_shared, factor * config.mlp_dim) if num_shared else None,
+        "layer_inputs": LayerInputs(width, rows) if width else None,
+        "layer_scale": True,
+        "qk_norm": "head",
+        "value_norm": True,
+        "residual": "both_norms",
+        "attention_scale": 1.0,
+        "embedding_scale": config.embed_dim**0.5,
+        "logit_soft_cap": get_optional_float(hf, "final_logit_softcapping"),
+    }
+
+
+def _mixture(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """The fields for experts beside the MLPs, if there are some."""
+    keys = ("num_experts", "top_k_experts", "moe_intermediate_size")
+    count, per_token, width = (0 if hf.get(key) is None else get_int(hf, key) for key in keys)
+    if not get_bool(hf, "enable_moe_block", False):
+        return {}
+    if not count or not per_token or not width:
+        raise refusal("enable_moe_block", f"needs {', '.join(keys)}", True)
+    if per_token > count:
+        raise refusal("top_k_experts", f"must be at most num_experts {count}", per_token)
+    return {"mlp_dim": width, "experts": ExpertsConfig(count, per_token, beside_dim=config.mlp_dim)}
+
+
+def _wide_sizes(hf: HfConfig, config: ModelConfig, wide_layers: list[int]) -> WideConfig:
+    """The heads of layers without a window, by keys of their own or by those of each layer."""
+    keys_are_values = get_bool(hf, "attention_k_eq_v", False)
+    of_wide = get_int(hf, "num_global_key_value_heads", config.num_kv_heads)
+    kv_heads = of_wide if keys_are_values else config.num_kv_heads  # as in transformers
+    by_layer, sizes = hf.get("per_layer_config"), {"head_dim": get_int(hf, "global_head_dim", 512)}
+    if by_layer is not None:
+        is_known = isinstance(by_layer, dict) and all(
+            isinstance(own, dict) and own.keys() <= {"head_dim", "num_key_value_heads"} for own in by_layer.values()
+        )
+        first: dict[str, Any] = next(iter(by_layer.values()), {}) if is_known else {}
+        numbers = sorted(int(key) for key in by_layer if str(key).isdecimal()) if is_known else []
+        is_uniform = is_known and all(own == first for own in by_layer.values())
+        if not is_uniform or numbers not in ([], wide_layers) or len(numbers) != len(by_layer):
+            raise refusal("per_layer_config", f"must have the same sizes for the layers {wide_layers} alone", by_layer)
+        sizes = {"head_dim": get_int(first, "head_dim", config.head_dim)}
+        kv_heads = get_int(first, "num_key_value_heads", config.num_kv_heads)
+    if config.num_heads % kv_heads:
+        raise refusal("num_global_key_value_heads", f"must divide num_attention_heads {config.num_heads}", kv_heads)
+    return WideConfig(sizes["head_dim"], kv_heads, keys_are_values)
+
+
+def _of_attention(config: ModelConfig, mixer: MixerName) -> tuple[Weight, ...]:
+    """The weights of the layers with a mixer. Some have no values, or neither keys nor values."""
+    missing: tuple[str, ...] = ("key", "value") if mixer in SHARED_MIXERS else ()
+    if config.wide is not None and config.wide.keys_are_values and mixer == "wide_attention":
+        missing = ("value",)
+    rows = llama.attention_weights(config)
+    return tuple(
+        replace(row, path=row.path.replace("attention", mixer))
+        for row in rows
+        if not row.path.startswith(tuple(f"blocks.attention.{name}" for name in missing))
+    )
+
+
+def _of_mixture(config: ModelConfig, mlp: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    """The weights of an MLP and of the experts beside it."""
+    layer, ours, halves = "layers.{layer}", "blocks.mlp", (config.mlp_dim,) * 2
+    norms = {
+        "post_feedforward_layernorm_1.weight": "dense_norm",
+        "pre_feedforward_layernorm_2.weight": "in_norm",
+        "post_feedforward_layernorm_2.weight": "out_norm",
+        "router.scale": "router_norm",
+    }
+    return (
+        *(replace(row, path=row.path.replace("mlp", "mlp.dense")) for row in mlp),
+        *(Weight(f"{layer}.{theirs}", f"{ours}.{name}.scale") for theirs, name in norms.items()),
+        Weight(f"{layer}.router.proj.weight", f"{ours}.mlp.router", transpose=True),
+        Weight(f"{layer}.router.per_expert_scale", f"{ours}.mlp.factors"),
+        *(
+            Weight(
+                f"{layer}.experts.gate_up_proj[{{expert}}]",
+                f"{ours}.mlp.{name}",
+                transpose=True,
+                part=JoinedPart(index, halves),
+            )
+            for index, name in enumerate(("gate", "up"))
+        ),
+        Weight(f"{layer}.experts.down_proj[{{expert}}]", f"{ours}.mlp.down", transpose=True),
+    )
+
+
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    layer, mlp = "layers.{layer}", llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
+    others = tuple(replace(row, path=row.path.replace("mlp", "dense_mlp")) for row in mlp)
+    inputs = (
+        Weight("embed_tokens_per_layer.weight", "layer_inputs.table.table"),
+        Weight("per_layer_model_projection.weight", "layer_inputs.projection.kernel", transpose=True),
+        Weight("per_layer_projection_norm.weight", "layer_inputs.norm.scale"),
+        Weight(f"{layer}.per_layer_input_gate.weight", "blocks.layer_input.gate.kernel", transpose=True),
+        Weight(f"{layer}.per_layer_projection.weight", "blocks.layer_input.projection.kernel", transpose=True),
+        Weight(f"{layer}.post_per_layer_input_norm.weight", "blocks.layer_input.norm.scale"),
+    )
+    return (
+        *llama.outer_weights(config),
+        *(row for mixer in config.mixers for row in _of_attention(config, mixer)),
+        *(mlp if config.experts is None else _of_mixture(config, mlp)),
+        *(others if config.other_mlps[0] else ()),
+        *(inputs if config.layer_inputs is not None else ()),
+        Weight(f"{layer}.layer_scalar", "blocks.layer_scale"),
+    )
+
+
+_NEAR = near_llama(
+    "gemma4_text",
+    "Gemma 4, for texts alone",
+    "Gemma4",
+    LlamaShape(
+        {
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+        },
+        activation="gelu_pytorch_tanh",
+        rules=_LOCAL,
+        is_tied=True,
+        activation_key="hidden_activation",
+    ),
+    _fields,
+    frozenset(
+        {
+            "attention_bias",
+            "attention_k_eq_v",
+            "enable_moe_block",
+            "final_logit_softcapping",
+            "global_head_dim",
+            "hidden_activation",
+            "hidden_size_per_layer_input",
+            "layer_types",
+            "moe_intermediate_size",
+            "num_experts",
+            "num_global_key_value_heads",
+            "num_kv_shared_layers",
+            "per_layer_config",
+            "sliding_window",
+            "top_k_experts",
+            "use_double_wide_mlp",
+            "vocab_size_per_layer_input",
+        }
+    ),
+    weights,
+    fixed={"use_bidirectional_attention": (None, "vision")},
+    harmless=frozenset({"hidden_act"}),
+)
+GEMMA4_TEXT: Family = replace(
+    _NEAR,
+    keys=_NEAR.keys - {"hidden_act", "rope_theta"},
+    architectures=("Gemma4ForCausalLM", "Gemma4TextModel"),
+    prefixes=("model.", "model.language_model.", "language_model.model.", ""),
+    # Published files repeat the keys and values of layers that read those of others.
+    ignored=re.compile(r"(model\.)?(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight"),
+)

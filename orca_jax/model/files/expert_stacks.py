@@ -1,0 +1,100 @@
+"""Tensors of files with the matrices of all experts of a layer, as one matrix for each expert.
+
+A row of the table of weights names such a matrix "NAME[{expert}]". A tensor in the format MXFP4 has two: NAME_blocks,
+of groups of 32 numbers with two in a byte, and NAME_scales, a power of two for each group. These matrices are stored
+from outputs to inputs, whatever the plain ones are (Open Compute Project, Microscaling Formats, version 1.0).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from orca_jax.model.families.base import Weight
+from orca_jax.model.files.safetensors import StoredTensor
+from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows, read_exactly
+
+_OF_EXPERT, _BLOCKS, _SCALES = "[{expert}]", "_blocks", "_scales"
+_GROUP_BYTES = 16
+MOST_EXPERTS = 4096  # a damaged file may claim any number of empty ones
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+@dataclass(frozen=True)
+class Mxfp4Matrix:
+    """A matrix stored in MXFP4 from a byte of an open file on, with scales from another one on."""
+
+    key: str
+    num_rows: int
+    num_columns: int
+    descriptor: int
+    begin: int
+    scales: int  # their first byte, in the file of `descriptor_of_scales`
+    descriptor_of_scales: int
+    dtype: np.dtype = DTYPES["BF16"]  # which holds all products of a number and a scale
+
+    @property
+    def row_bytes(self) -> int:
+        return self.num_columns * self.dtype.itemsize
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.descriptor, self.begin
+
+    def read_into(self, start: int, values: np.ndarray) -> None:
+        """Read the rows from `start` on into a contiguous matrix."""
+        groups = self.num_columns // (2 * _GROUP_BYTES)
+        packed = np.empty((len(values), groups, _GROUP_BYTES), np.uint8)
+        read_exactly(self.descriptor, self.begin + start * packed[0].nbytes, packed)
+        exponents = np.empty((len(values), groups), np.uint8)
+        read_exactly(self.descriptor_of_scales, self.scales + start * groups, exponents)
+        numbers = np.stack([_E2M1[packed & 15], _E2M1[packed >> 4]], axis=-1).reshape(len(values), groups, -1)
+        scaled = np.ldexp(numbers, exponents.astype(np.int32)[..., None] - 127)
+        values[...] = scaled.reshape(values.shape).astype(self.dtype)
+
+
+def has_stacks(table: tuple[Weight, ...]) -> bool:
+    """True if some matrices of experts are in one tensor."""
+    return any(weight.key.endswith(_OF_EXPERT) for weight in table)
+
+
+def with_matrices(
+    tensors: dict[str, StoredTensor], descriptors: dict[str, int]
+) -> tuple[dict[str, StoredTensor], dict[str, TensorRows]]:
+    """The tensors with the matrices of experts in place of the tensors that have them, and these matrices.
+
+    Args:
+        tensors: those of all files.
+        descriptors: the descriptor of the file of each.
+    """
+    found, rows = dict(tensors), dict[str, TensorRows]()
+    for name, tensor in tensors.items():
+        scales = tensors.get(f"{name.removesuffix(_BLOCKS)}{_SCALES}")
+        if name.endswith(_BLOCKS) and scales is not None and tensor.shape == (*scales.shape, _GROUP_BYTES):
+            if (tensor.dtype, scales.dtype, len(scales.shape)) != ("U8", "U8", 3) or scales.shape[0] > MOST_EXPERTS:
+                continue
+            stem, count, outputs, inputs = name.removesuffix(_BLOCKS), *scales.shape[:2], 32 * scales.shape[2]
+            of_scales = descriptors[stem + _SCALES]
+            for expert in range(count):
+                key, place = f"{stem}[{expert}]", expert * outputs
+                begin, at = tensor.begin + place * inputs // 2, scales.begin + place * inputs // 32
+                found[key] = StoredTensor("BF16", (outputs, inputs), begin)
+                rows[key] = Mxfp4Matrix(key, outputs, inputs, descriptors[name], begin, at, of_scales)
+            del found[name], found[stem + _SCALES]
+        elif len(tensor.shape) == 3 and tensor.shape[1] != 1 and tensor.dtype in DTYPES:
+            if tensor.shape[0] > MOST_EXPERTS:
+                continue
+            count, outer, inner = tensor.shape
+            dtype = DTYPES[tensor.dtype]
+            for expert in range(count):
+                key, begin = f"{name}[{expert}]", tensor.begin + expert * outer * inner * dtype.itemsize
+                found[key] = StoredTensor(tensor.dtype, (outer, inner), begin)
+                rows[key] = FileMatrix(key, outer, inner, dtype, descriptors[name], begin)
+            del found[name]
+    return found, rows
+
+
+def oriented(table: tuple[Weight, ...], rows: dict[str, TensorRows]) -> tuple[Weight, ...]:
+    """The table for files that may have matrices of experts in MXFP4."""
+    if not any(isinstance(matrix, Mxfp4Matrix) for matrix in rows.values()):
+        return table
+    return tuple(replace(weight, transpose=True) if weight.key.endswith(_OF_EXPERT) else weight for weight in table)

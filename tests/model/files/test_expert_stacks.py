@@ -1,0 +1,80 @@
+"""Matrices of experts in one tensor, plain and in MXFP4."""
+
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from orca_jax.errors import CheckpointError
+from orca_jax.model.files.expert_stacks import Mxfp4Matrix, with_matrices
+from orca_jax.model.files.safetensors import StoredTensor
+from orca_jax.model.load import load_decoder
+from orca_jax.model.parameters import flat_parameters
+from orca_jax.model.weight_files import SINGLE
+from tests.model.recorded.record import load
+from tests.model.reference import mesh_of
+
+# Codes of four bits, and their numbers by the specification.
+NUMBERS = {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 5: 3.0, 6: 4.0, 7: 6.0, 9: -0.5, 15: -6.0}
+
+
+def test_numbers_and_scales(tmp_path: Path) -> None:
+    """Two rows of 32 numbers: the first of each byte is in its low bits. A scale is a power of two, 127 for one."""
+    first = bytes([0x10, 0x32, 0x54, 0x76, 0xF9] + [0] * 11)  # 0 0.5 1 1.5 2 3 4 6 -0.5 -6
+    path = tmp_path / "numbers"
+    path.write_bytes(first + bytes(16) + bytes([128, 126]))
+    descriptor = os.open(path, os.O_RDONLY)
+    matrix = Mxfp4Matrix("x", 2, 32, descriptor, 0, 32, descriptor)
+    values = np.empty((2, 32), matrix.dtype)
+    matrix.read_into(0, values)
+    assert values[0, :10].astype(float).tolist() == [2 * NUMBERS[code] for code in (0, 1, 2, 3, 4, 5, 6, 7, 9, 15)]
+    assert not values[0, 10:].any() and not values[1].any()
+    path.write_bytes(bytes(16) + first + bytes([128, 126]))
+    matrix.read_into(1, values[1:])
+    os.close(descriptor)
+    assert values[1, :4].astype(float).tolist() == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_a_stack_becomes_a_matrix_for_each_expert() -> None:
+    tensors = {"a": StoredTensor("F32", (2, 3, 4), 100), "b": StoredTensor("F32", (5, 4), 8)}
+    found, rows = with_matrices(tensors, {"a": 7, "b": 7})
+    assert found["a[1]"] == StoredTensor("F32", (3, 4), 148) and "a" not in found and found["b"] == tensors["b"]
+    assert rows.keys() == {"a[0]", "a[1]"} and (rows["a[1]"].num_rows, rows["a[1]"].order) == (3, (7, 148))
+
+
+def test_experts_in_mxfp4_are_those_of_the_plain_file(tmp_path: Path) -> None:
+    model, plain, packed = load("gpt_oss")[2], tmp_path / "plain", tmp_path / "packed"
+    plain.mkdir()
+    packed.mkdir()
+    model.write(plain)
+    tensors = load_file(plain / SINGLE)
+    draw = np.random.default_rng(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors[name].shape
+        codes = draw.integers(0, 16, (experts, outputs, inputs // 32, 16, 2)).astype(np.uint8)
+        scales = draw.integers(122, 128, (experts, outputs, inputs // 32)).astype(np.uint8)
+        numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[codes & 7] * np.where(codes & 8, -1, 1)
+        values = numbers.reshape(*scales.shape, 32) * np.exp2(scales.astype(np.float32) - 127)[..., None]
+        tensors[name] = values.reshape(experts, outputs, inputs).swapaxes(1, 2).astype(np.float32).copy()
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = codes[..., 0] | codes[..., 1] << 4, scales
+    own = {name: tensor for name, tensor in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    save_file(own, plain / SINGLE, metadata={"format": "pt"})
+    stacks = {name for name in own if f"{name}_blocks" in tensors}
+    others = {name: tensor for name, tensor in tensors.items() if name not in stacks}
+    model._replace(config={**model.config, "quantization_config": {"quant_method": "mxfp4"}}).write(packed)
+    save_file(others, packed / SINGLE, metadata={"format": "pt"})
+    one, other = (
+        flat_parameters(nnx.state(load_decoder(folder, dtype="float32", mesh=mesh_of(1)))) for folder in (plain, packed)
+    )
+    assert one.keys() == other.keys()
+    for path, value in one.items():
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(other[path]), err_msg=path)
+    assert jnp.abs(one["blocks.mlp.gate"]).max() > 1
+    broken = {name: tensor[:, :-1] if name.endswith("_scales") else tensor for name, tensor in others.items()}
+    save_file(broken, packed / SINGLE, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"gate_up_proj\[0\]: missing"):
+        load_decoder(packed, dtype="float32", mesh=mesh_of(1))
