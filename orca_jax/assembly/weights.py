@@ -17,7 +17,7 @@ from flax import nnx
 
 from orca_jax.assembly.built import PutInPlace
 from orca_jax.assembly.executor import PlacedModel
-from orca_jax.errors import CheckpointError
+from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.host import trim_heap
 from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, save_leaves, views_of
@@ -70,9 +70,13 @@ class WeightUpdater:
                 to the type of the weights.
 
         Raises:
+            ConfigError: the weights are quantised ones of a GGUF file.
             CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other
                 types. The weights in use are unchanged.
         """
+        if self._placed.weights.keep_bits is not None:
+            message = "weights of a GGUF file with quantised tensors cannot be replaced: serve safetensors"
+            raise ConfigError(message, param="model")
         try:
             return partial(self._put, self._views(source))
         except CheckpointError as error:

@@ -16,9 +16,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.config import DType, LoadFormat, ModelConfig
 from orca_jax.errors import ConfigError
+from orca_jax.kernels.native import Library
 from orca_jax.model.checkpoint import load_orbax
 from orca_jax.model.describe import read_model_config
-from orca_jax.model.gguf.weights import load_gguf
+from orca_jax.model.gguf.weights import has_few_bits, keep_few_bits, load_gguf
 from orca_jax.model.orbax_files import PARAMS, orbax_root
 from orca_jax.model.own import build_own
 from orca_jax.model.parameters import Wanted
@@ -100,12 +101,14 @@ class Loading:
     Attributes:
         config: the configuration of the model, with the files' value of `tied_embeddings` if they contradict it.
         dtype: the type of the parameters.
+        keep_bits: gives matrices the form of the files' own bits; see `keep_few_bits`. None: there is none.
     """
 
     config: ModelConfig
     dtype: DType
     _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
+    keep_bits: Callable[[Decoder, Library, int], None] | None = None
 
     @property
     def is_random(self) -> bool:
@@ -181,7 +184,9 @@ def prepare_load(
     check_weights(source, load_format)
     directory = Path(source)
     if is_gguf(str(source)):
-        return Loading(config, dtype, partial(load_gguf, directory), seed)
+        keeps = dtype != "float32" and config.quantization is None and has_few_bits(directory)
+        keep = partial(keep_few_bits, directory) if keeps else None
+        return Loading(config, dtype, partial(load_gguf, directory), seed, keep)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
     if config.decoder is not None:

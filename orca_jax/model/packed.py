@@ -198,13 +198,15 @@ class PackedBitsMatrix(nnx.Module):
         words, scales = _bits_axes(layout, packed.scales.shape[1])
         self.words = nnx.Param(packed.words, axes=words, layout=layout)
         self.scales = nnx.Param(packed.scales, axes=scales)
+        self.minima = nnx.data(None if packed.minima is None else nnx.Param(packed.minima, axes=scales))
         self.bits = packed.bits
         self.dtype = dtype
 
     @property
     def packed(self) -> PackedBits:
         """The arrays of the matrix."""
-        return PackedBits(self.words[...], self.scales[...], self.bits)
+        minima = None if self.minima is None else self.minima[...]
+        return PackedBits(self.words[...], self.scales[...], self.bits, minima)
 
 
 def bits_matmuls(x: Float[Array, "T I"], matrices: Sequence[PackedBitsMatrix]) -> list[Float[Array, "T O"]]:
@@ -279,6 +281,34 @@ def _packed_bits(
     return jax.block_until_ready(packed)
 
 
+def stored_bits(
+    plain: nnx.Param[Any], library: Library, num_devices: int, bits: int, group: int, *, has_minima: bool
+) -> PackedBitsMatrix | None:
+    """The shapes of a matrix or table that files have in few bits; None if it has no packed form.
+
+    Args:
+        plain: its sharded shape, with logical axes; it is on one device.
+        library: the library of the product.
+        num_devices: that share the processors of this machine.
+        bits: 4 or 8.
+        group: inputs with one scale, in float16.
+        has_minima: true if there are minima too.
+    """
+    layout, is_table = _layout_of(plain, library, num_devices), plain.get_metadata("axes")[0] == "vocab"
+    value, layout = plain.get_value(), _transposed(layout) if is_table else layout
+    inputs, outputs = value.shape[::-1] if is_table else value.shape
+    if layout.mesh.size > 1 or not can_pack_bits(library, inputs, outputs, inputs // group):
+        return None
+
+    def shape(rows: int, dtype: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(layout.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct((outputs // layout.width, rows, layout.width), dtype, sharding=sharding)
+
+    factors = shape(inputs // group, jnp.float16)
+    packed = PackedBits(shape(inputs * bits // 32, jnp.uint32), factors, bits, factors if has_minima else None)
+    return (PackedBitsTable if is_table else PackedBitsMatrix)(packed, layout, value.dtype)
+
+
 def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The logical axes of words and of scales. A single group has the inputs of all devices."""
     inputs, outputs = layout.axes
@@ -286,8 +316,8 @@ def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], 
 
 
 def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
-    words, scales = _bits_axes(layout, packed.scales.shape[1])
-    return PackedBits(partition_spec(words), partition_spec(scales), packed.bits)
+    words, scales = map(partition_spec, _bits_axes(layout, packed.scales.shape[1]))
+    return PackedBits(words, scales, packed.bits, None if packed.minima is None else scales)
 
 
 def _layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> PackedLayout:

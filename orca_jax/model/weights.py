@@ -6,12 +6,12 @@ import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -101,8 +101,24 @@ def load_safetensors(directory: Path, config: ModelConfig, wanted: Wanted, progr
         return load_files(str(directory), files, oriented(table, files.rows), config, wanted, progress)
 
 
+class OtherParameters(NamedTuple):
+    """Parameters that are read in another way: their paths, and a function for the time when all tensors fit."""
+
+    paths: frozenset[str] = frozenset()
+    read: Callable[[], Mapping[str, Array]] = dict
+
+
+_NO_OTHERS = OtherParameters()
+
+
 def load_files(
-    source: str, files: Files, table: tuple[Weight, ...], config: ModelConfig, wanted: Wanted, progress: Progress
+    source: str,
+    files: Files,
+    table: tuple[Weight, ...],
+    config: ModelConfig,
+    wanted: Wanted,
+    progress: Progress,
+    others: OtherParameters = _NO_OTHERS,
 ) -> nnx.State:
     """Read all parameters from open files.
 
@@ -113,6 +129,7 @@ def load_files(
         config: see `load_safetensors`, as for the next two.
         wanted: the parameters.
         progress: called after each parameter.
+        others: those that are read in another way.
 
     Raises:
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
@@ -126,9 +143,10 @@ def load_files(
     problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
     if problems:
         raise CheckpointError(source, problems)
+    leaves = {path: leaf for path, leaf in leaves.items() if path not in others.paths}
     first = wanted.first_layer
     matrices = {path: _matrices(path, leaf, sources, files, config, first) for path, leaf in leaves.items()}
-    values: dict[str, Array] = {}
+    values = dict(others.read())
     parts, not_finite = wanted.make_parts(), NotFinite()
     for path, array in fill(leaves, matrices, config, progress, problems, not_finite):
         values |= parts(path, array)

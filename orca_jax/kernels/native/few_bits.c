@@ -5,7 +5,7 @@
 // WIDTH columns, and all of a vector's lanes are columns, so nothing is summed over lanes:
 //
 //     words           uint32   [O / WIDTH, I * bits / 32, WIDTH]: some inputs of a column
-//     scales, minima  float32  [O / WIDTH, groups, WIDTH]
+//     scales, minima  float32 or float16  [O / WIDTH, groups, WIDTH]
 //
 // Halves of a word have the even and the odd inputs: a shift of 16-bit lanes and a mask give two neighbours.
 //
@@ -41,11 +41,12 @@ typedef uint16_t Pairs __attribute__((vector_size(4 * LANES), aligned(4), may_al
 typedef int16_t Shorts __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 typedef struct {
-  const float *x, *scales, *minima;  // no minima: NULL
+  const float *x;
+  const void *scales, *minima;  // no minima: NULL
   const uint32_t *words;
   float *out;
   int64_t rows, inputs, outputs, groups;  // of scales
-  int bits, is_float32;
+  int bits, is_float32, is_half;  // `is_half`: scales and minima are float16
   // x by groups of GROUP inputs, then by rows
   void *numbers;    // float32 or int16
   float *sizes;     // scales of x
@@ -257,34 +258,44 @@ static void multiply_chunk(const Product *p, int64_t row, int64_t rows, Chunk *c
   }
 }
 
+// Scales or minima of a half of the columns of a block.
+INLINE Vector factors(const Product *p, const void *numbers, int64_t block, int64_t group, int half) {
+  const int64_t at = ((block * p->groups + group) * 2 + half) * LANES;
+  return p->is_half ? from_float16((const uint16_t *)numbers + at) : *(const Vector *)((const float *)numbers + at);
+}
+
 // Up to PANEL rows of x by a block.
 static void multiply_panel(const Product *p, int64_t row, int64_t rows, int64_t block) {
-  static const Vector none[2];
-  Vector sums[PANEL][2];
+  Vector sums[PANEL][2], scales[2], minima[2] = {{0}, {0}};
   memset(sums, 0, rows * sizeof sums[0]);
   const int64_t group = p->inputs / p->groups, most = group < CHUNK ? group : CHUNK;
-  const Vector *scales = (const Vector *)(p->scales + block * p->groups * WIDTH);
-  const Vector *minima = p->minima == NULL ? NULL : (const Vector *)(p->minima + block * p->groups * WIDTH);
   for (int64_t first = 0; first < p->inputs; first += most) {
+    for (int half = 0; half < 2; half++) {
+      scales[half] = factors(p, p->scales, block, first / group, half);
+      if (p->minima != NULL) minima[half] = factors(p, p->minima, block, first / group, half);
+    }
     Chunk chunk = {
         .first = first,
         .size = p->inputs - first < most ? p->inputs - first : most,
         .words = p->words + (block * p->inputs + first) * p->bits / 32 * WIDTH,
-        .scales = scales + first / group * 2,
-        .minima = minima == NULL ? none : minima + first / group * 2,
-        .offset = minima == NULL ? 1 << (p->bits - 1) : 0,
+        .scales = scales,
+        .minima = minima,
+        .offset = p->minima == NULL ? 1 << (p->bits - 1) : 0,
     };
     multiply_chunk(p, row, rows, &chunk, sums);
   }
+  if (p->groups == 1 && !p->is_float32)
+    for (int64_t r = 0; r < rows; r++)
+      for (int half = 0; half < 2; half++) sums[r][half] *= scales[half];
+  if (p->minima != NULL && !p->is_float32)
+    for (int64_t i = 0; i < p->inputs / GROUP; i++)
+      for (int half = 0; half < 2; half++) {
+        const Vector least = factors(p, p->minima, block, i * GROUP / group, half);
+        for (int64_t r = 0; r < rows; r++) sums[r][half] -= least * p->weights[i * p->rows + row + r];
+      }
   for (int64_t r = 0; r < rows; r++)
-    for (int half = 0; half < 2; half++) {
-      Vector sum = sums[r][half];
-      if (p->groups == 1 && !p->is_float32) sum *= scales[half];
-      if (minima != NULL && !p->is_float32)
-        for (int64_t i = 0; i < p->inputs / GROUP; i++)
-          sum -= minima[i * GROUP / group * 2 + half] * p->weights[i * p->rows + row + r];
-      *(Vector *)(p->out + (row + r) * p->outputs + block * WIDTH + half * LANES) = sum;
-    }
+    for (int half = 0; half < 2; half++)
+      *(Vector *)(p->out + (row + r) * p->outputs + block * WIDTH + half * LANES) = sums[r][half];
 }
 
 static void multiply_blocks(const void *list, int64_t begin, int64_t end) {
@@ -322,12 +333,14 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
   p->outputs = out->dims[1];
   p->groups = scales->dims[1];
   p->bits = words->dims[1] * 32 / p->inputs;
+  p->is_half = scales->dtype == XLA_FFI_DataType_F16;
+  const XLA_FFI_DataType kind = p->is_half ? XLA_FFI_DataType_F16 : XLA_FFI_DataType_F32;
   const int64_t group = p->groups > 0 ? p->inputs / p->groups : 0, blocks = p->outputs / WIDTH;
   return (p->bits == 4 || p->bits == 8) && p->outputs % WIDTH == 0 && group * p->groups == p->inputs &&
          group % GROUP == 0 && (p->groups == 1 || group <= CHUNK) &&
          has_shape(words, XLA_FFI_DataType_U32, blocks, p->inputs * p->bits / 32) &&
-         has_shape(scales, XLA_FFI_DataType_F32, blocks, p->groups) &&
-         (!has_minima || has_shape(minima, XLA_FFI_DataType_F32, blocks, p->groups));
+         has_shape(scales, kind, blocks, p->groups) &&
+         (!has_minima || has_shape(minima, kind, blocks, p->groups));
 }
 
 // Arguments: x; then for each product words, scales, and minima, which are empty if there are none. Results: those of the

@@ -42,8 +42,12 @@ class FewBits:
     def dequantised(self) -> Float[Array, "I O"]:
         """The matrix in float32. Its rows are in `order`."""
         size = self.values.shape[0] // self.scales.shape[0]
-        entries = self.values.astype(jnp.float32) * jnp.repeat(self.scales, size, axis=0)
-        return entries if self.minima is None else entries - jnp.repeat(self.minima, size, axis=0)
+
+        def of_inputs(numbers: Array) -> Array:
+            return jnp.repeat(numbers.astype(jnp.float32), size, axis=0)
+
+        entries = self.values.astype(jnp.float32) * of_inputs(self.scales)
+        return entries if self.minima is None else entries - of_inputs(self.minima)
 
     def product(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """`x` times the matrix in float32: the reference of `few_bits_product`."""
@@ -60,9 +64,9 @@ class PackedBits:
     """
 
     words: Any  # uint32 [N, J, W]. Each of these may be a shape or a sharding
-    scales: Any  # float32 [N, G, W]
+    scales: Any  # float32 or float16 [N, G, W]
     bits: int
-    minima: Any = None  # float32 [N, G, W]
+    minima: Any = None  # of the type of the scales [N, G, W]
     order: Any = None  # int [I]
 
 
@@ -99,7 +103,8 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
         return rows.reshape(rows.shape[0], -1, width).transpose(1, 0, 2)
 
     def groups(numbers: Array) -> Array:
-        return blocks(jnp.repeat(numbers.astype(jnp.float32), repeats, axis=0))
+        kind = jnp.float16 if numbers.dtype == jnp.float16 else jnp.float32
+        return blocks(jnp.repeat(numbers.astype(kind), repeats, axis=0))
 
     minima = None if matrix.minima is None else groups(matrix.minima)
     return PackedBits(blocks(words), groups(matrix.scales), matrix.bits, minima, matrix.order)
@@ -112,12 +117,16 @@ def shifts(bits: int) -> np.ndarray:
 
 
 def unpack_columns(packed: PackedBits, columns: Int[Array, "T"]) -> Float[Array, "T I"]:
-    """Some columns of a matrix with one scale for each and no minima, in float32."""
+    """Some columns of a matrix in float32."""
     width, bits = packed.words.shape[2], packed.bits
     block, lane = columns // width, columns % width
     numbers = packed.words[block, :, lane][..., None] >> shifts(bits) & np.uint32((1 << bits) - 1)
-    values = numbers.astype(jnp.int32) - (1 << (bits - 1))
-    return values.reshape(len(columns), -1).astype(jnp.float32) * packed.scales[block, :, lane]
+    values = numbers.astype(jnp.int32) - (0 if packed.minima is not None else 1 << (bits - 1))
+    scales = packed.scales[block, :, lane].astype(jnp.float32)
+    entries = values.reshape(*scales.shape, -1).astype(jnp.float32) * scales[..., None]
+    if packed.minima is not None:
+        entries -= packed.minima[block, :, lane].astype(jnp.float32)[..., None]
+    return entries.reshape(len(columns), -1)
 
 
 def few_bits_product(

@@ -33,7 +33,7 @@ FEW_BITS_PRODUCTS = "orca_jax_few_bits_products"
 INCREMENTS = "orca_jax_increments"
 _COMPILERS = ("cc", "gcc", "clang")
 _OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
-_NEEDED = frozenset({"avx2", "fma"})  # extensions of the processor, at least
+_NEEDED = frozenset({"avx2", "fma", "f16c"})  # extensions of the processor, at least
 _COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
 _SOURCES = Path(__file__).parent
 _TARGETS = (PACKED_PRODUCTS, FEW_BITS_PRODUCTS, INCREMENTS)

@@ -5,7 +5,7 @@
 
 #if defined(__AVX512F__)
 #define LANES 16
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define LANES 8
 #else
 #error "no vector instructions that this program knows"
@@ -54,6 +54,15 @@ INLINE Vector from_bfloat16(const void *numbers) {
   return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)numbers)), 16);
 #else
   return (Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)numbers)), 16);
+#endif
+}
+
+// LANES numbers in float16, as float32.
+INLINE Vector from_float16(const void *numbers) {
+#if LANES == 16
+  return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)numbers));
+#else
+  return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)numbers));
 #endif
 }
 

@@ -1,30 +1,44 @@
-"""Load the weights of a GGUF file. Quantised tensors are dequantised by the library, a few rows at a time."""
+"""Load the weights of a GGUF file.
+
+Where the library in C multiplies them, matrices of some types keep their bits. Others are dequantised by the library
+`gguf`, a few rows at a time.
+"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import Array
 
 from orca_jax.checks import open_regular
 from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.gguf_file.header import GgufTensor, read_header
+from orca_jax.kernels.native import Library
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.stripes import read_exactly
 from orca_jax.model.gguf.config import Architecture, architecture_of
-from orca_jax.model.parameters import Wanted, first_line
-from orca_jax.model.weights import Files, load_files
+from orca_jax.model.gguf.few_bits import BLOCK_KINDS, GROUP, BlockKind, packed_blocks
+from orca_jax.model.layers import Linear, Table
+from orca_jax.model.packed import stored_bits
+from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
+from orca_jax.model.shards import MAX_THREADS
+from orca_jax.model.transformer import Decoder
+from orca_jax.model.weights import Files, OtherParameters, load_files
 from orca_jax.progress import Progress
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
+_PARTS = ("words", "scales", "minima")
 _SCALED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
@@ -83,37 +97,138 @@ class GgufShape(NamedTuple):
     shape: tuple[int, ...]
 
 
+class _StoredMatrix(NamedTuple):
+    """A matrix in few bits. `order` has the stored row of each output; None if they are in their order."""
+
+    tensor: GgufTensor
+    kind: BlockKind
+    order: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file whose tensors are those of a model."""
+
+    config: ModelConfig
+    architecture: Architecture
+    tensors: Mapping[str, GgufTensor]
+    table: tuple[Weight, ...]
+    keys: Mapping[str, str]  # in safetensors, by the names here
+
+    def permutation(self, theirs: str) -> np.ndarray | None:
+        if not self.architecture.is_permuted or not theirs.endswith(_PERMUTED):
+            return None
+        return permuted_rows(self.tensors[theirs].shape[0], self.config.head_dim)
+
+    def matrix(self, path: str, first_layer: int) -> _StoredMatrix | None:
+        """The matrix in few bits of a parameter of a stage; None if it has none."""
+        whole, layer = split_layer(path)
+        weight = next((weight for weight in self.table if weight.path == whole), None)
+        if weight is None or weight.is_of_experts or weight.first_row or weight.transpose == path.endswith(".table"):
+            return None
+        prefix = FAMILIES[self.config.family].prefixes[0] if weight.prefixed else ""
+        key = prefix + weight.key.format(layer=first_layer + (layer or 0))
+        theirs = next((theirs for theirs, ours in self.keys.items() if ours == key), None)
+        if theirs is None or theirs not in self.tensors or self.tensors[theirs].kind.name not in BLOCK_KINDS:
+            return None
+        tensor, order = self.tensors[theirs], self.permutation(theirs)
+        if weight.part is not None:
+            order = weight.part.column(np.arange(weight.part.num_columns))
+        return _StoredMatrix(tensor, BLOCK_KINDS[tensor.kind.name], order)
+
+
+def _model_file(path: Path, config: ModelConfig) -> _File:
+    """A file with the names of its model's tensors. Raises ConfigError if it cannot be read."""
+    header = read_header(path)
+    name, architecture = architecture_of(header, path)
+    table = tuple(_in_gguf(weight, architecture) for weight in FAMILIES[config.family].weights(config))
+    num_layers = min(config.num_layers, len(header.tensors))  # more of them are refused by `load_files`
+    keys = {theirs: key for key, theirs in _names(table, name, replace(config, num_layers=num_layers))}
+    return _File(config, architecture, header.tensors, table, keys)
+
+
+def has_few_bits(path: Path) -> bool:
+    """True if `keep_few_bits` may replace matrices. Raises ConfigError as `load_gguf` does."""
+    return any(tensor.kind.name in BLOCK_KINDS for tensor in read_header(path).tensors.values())
+
+
+def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: int) -> None:
+    """Replace shapes of matrices and tables by those of the bits in a file, as far as the library multiplies them.
+
+    Args:
+        path: the file.
+        decoder: unstacked, with sharded shapes on one device.
+        library: the library of the products.
+        num_devices: that share the processors of this machine.
+    """
+    file = _model_file(path, decoder.config)
+    for keys, module in list(nnx.iter_modules(decoder)):
+        if not isinstance(module, Linear | Table):
+            continue
+        name = "kernel" if isinstance(module, Linear) else "table"
+        held, found = getattr(module, name), file.matrix(f"{path_of(keys)}.{name}", decoder.span.start)
+        if found is not None and type(held) is nnx.Param:
+            bits, has_minima = found.kind
+            kept = stored_bits(held, library, num_devices, bits, GROUP, has_minima=has_minima)
+            setattr(module, name, held if kept is None else kept)
+
+
 def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
     """Read a GGUF file, each device its own shards.
 
     Raises:
-        ConfigError: the library is not installed, or the file cannot be read.
+        ConfigError: the file cannot be read.
         CheckpointError: lists every missing, unexpected and misshapen tensor, and those of unknown types.
     """
-    header = read_header(path)
-    name, architecture = architecture_of(header, path)
-    stored = dict(header.tensors)
+    file = _model_file(path, config)
+    stored = file.tensors
     scaled = [f"{key}: scaled rotary positions are not supported from GGUF" for key in _SCALED if key in stored]
     if scaled:
         raise CheckpointError(str(path), scaled, remedy="Use the model with safetensors")
-    table = tuple(_in_gguf(weight, architecture) for weight in FAMILIES[config.family].weights(config))
     files = Files()
-    num_layers = min(config.num_layers, len(stored))  # more of them are refused by `load_files`
-    keys = {theirs: key for key, theirs in _names(table, name, replace(config, num_layers=num_layers))}
-    files.tensors |= {keys.get(theirs, theirs): _described(tensor) for theirs, tensor in stored.items()}
+    files.tensors |= {file.keys.get(theirs, theirs): _described(tensor) for theirs, tensor in stored.items()}
     with ExitStack() as stack:
         try:
             descriptor = open_regular(path)
         except OSError as error:
             raise CheckpointError(str(path), [f"the file cannot be read: {first_line(error)}"]) from None
         stack.callback(os.close, descriptor)
-        for theirs, key in keys.items():
+        for theirs, key in file.keys.items():
             if theirs in stored:
-                permutation = None
-                if architecture.is_permuted and theirs.endswith(_PERMUTED):
-                    permutation = permuted_rows(stored[theirs].shape[0], config.head_dim)
-                files.rows[key] = GgufMatrix(key, stored[theirs], descriptor, permutation)
-        return load_files(str(path), files, table, config, wanted, progress)
+                files.rows[key] = GgufMatrix(key, stored[theirs], descriptor, file.permutation(theirs))
+        leaves = flat_parameters(wanted.shapes)
+        kept = [name.removesuffix(".words") for name in leaves if name.endswith(".words")]
+        paths = frozenset(f"{name}.{part}" for name in kept for part in _PARTS)
+
+        def read(name: str) -> dict[str, Array]:
+            found = file.matrix(name, wanted.first_layer)
+            assert found is not None, f"{path} has changed"
+            return _read_bits(name, found, descriptor, leaves)
+
+        def read_all() -> dict[str, Array]:
+            with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
+                return {part: array for parts in pool.map(read, kept) for part, array in parts.items()}
+
+        others = OtherParameters(paths, read_all)
+        try:
+            return load_files(str(path), files, file.table, config, wanted, progress, others)
+        except OSError as error:
+            raise CheckpointError(str(path), [f"the file cannot be read: {first_line(error)}"]) from None
+
+
+def _read_bits(
+    name: str, found: _StoredMatrix, descriptor: int, leaves: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, Array]:
+    """The parameters of a packed matrix. Rows of a table beyond the stored ones are zeros. Raises OSError."""
+    tensor, words = found.tensor, leaves[f"{name}.words"]
+    rows = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
+    read_exactly(descriptor, tensor.begin, rows)
+    rows = rows if found.order is None else rows[found.order]
+    blocks, _, width = words.shape
+    padding = np.zeros((blocks * width - len(rows), tensor.row_bytes), np.uint8)
+    packed = packed_blocks(np.concatenate([rows, padding]) if len(padding) else rows, found.kind, width)
+    arrays = {f"{name}.{part}": getattr(packed, part) for part in _PARTS}
+    return {part: jax.device_put(array, leaves[part].sharding) for part, array in arrays.items() if array is not None}
 
 
 def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:

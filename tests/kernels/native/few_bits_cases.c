@@ -12,15 +12,31 @@ static float *numbers(int64_t count, double low, double high) {
   return made;
 }
 
-static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int bits, int has_minima, int is_float32) {
+// Numbers in float16, which replace the given ones by their rounded values.
+static uint16_t *halves(float *given, int64_t count) {
+  uint16_t *made = malloc(count * sizeof(uint16_t));
+  for (int64_t i = 0; i < count; i++) {
+    made[i] = _cvtss_sh(given[i], 0);
+    given[i] = _cvtsh_ss(made[i]);
+  }
+  return made;
+}
+
+static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int bits, int has_minima, int is_float32,
+                int is_half) {
   const int64_t inputs = groups * group, outputs = blocks * WIDTH, each = 32 / bits, lines = inputs / each;
   const int64_t parts = rows * inputs / GROUP;
   float *x = numbers(rows * inputs, -3, 3), *scales = numbers(groups * outputs, 0.001, 0.1);
   float *minima = has_minima ? numbers(groups * outputs, -1, 1) : NULL, *out = numbers(rows * outputs, 0, 1);
   uint32_t *words = malloc(lines * outputs * sizeof(uint32_t));
   for (int64_t i = 0; i < lines * outputs; i++) words[i] = (uint32_t)rand() * 2654435761u;
-  Product p = {.x = x, .scales = scales, .minima = minima, .words = words, .out = out, .rows = rows, .inputs = inputs,
-               .outputs = outputs, .groups = groups, .bits = bits, .is_float32 = is_float32};
+  uint16_t *narrow[2] = {NULL, NULL};
+  if (is_half) narrow[0] = halves(scales, groups * outputs);
+  if (is_half && has_minima) narrow[1] = halves(minima, groups * outputs);
+  const void *const given[2] = {is_half ? (void *)narrow[0] : scales, is_half ? (void *)narrow[1] : minima};
+  Product p = {.x = x, .scales = given[0], .minima = given[1], .words = words, .out = out, .rows = rows, .inputs = inputs,
+               .outputs = outputs, .groups = groups, .bits = bits, .is_float32 = is_float32,
+               .is_half = is_half};
   p.numbers = malloc(parts * GROUP * (is_float32 ? sizeof(float) : sizeof(int16_t)));
   p.sizes = malloc(parts * sizeof(float));
   p.weights = malloc(parts * sizeof(float));
@@ -42,15 +58,15 @@ static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int
       const double error = fabs(out[r * outputs + o] - sum) / size;
       if (!(error <= worst[is_float32])) worst[is_float32] = error;
     }
-  void *made[] = {x, scales, minima, out, words, p.numbers, p.sizes, p.weights, p.totals};
-  for (int i = 0; i < 9; i++) free(made[i]);
+  void *made[] = {x, scales, minima, out, words, p.numbers, p.sizes, p.weights, p.totals, narrow[0], narrow[1]};
+  for (int i = 0; i < 11; i++) free(made[i]);
 }
 
 int main(void) {
   for (int i = 0; i < 300; i++) {
     const int64_t single = rand() % 3 == 0, group = GROUP * (single ? 1 + rand() % 9 : 1 + rand() % 4);
     run(1 + rand() % (i % 9 ? 20 : 300), single ? 1 : 1 + rand() % 4, group, 1 + rand() % 3, 4 << rand() % 2, rand() % 2,
-        rand() % 2);
+        rand() % 2, rand() % 2);
   }
   printf("%g %g\n", worst[0], worst[1]);
   return !(worst[0] < 4e-5 && worst[1] < 1e-6);

@@ -22,17 +22,24 @@ ERRORS = {FLOAT32: 5e-7, BFLOAT16: 1e-5}
 
 
 def matrix(
-    inputs: int, outputs: int, group: int, bits: int, *, has_minima: bool = False, is_ordered: bool = False
+    inputs: int,
+    outputs: int,
+    group: int,
+    bits: int,
+    *,
+    has_minima: bool = False,
+    is_ordered: bool = False,
+    dtype: str = "float32",
 ) -> FewBits:
-    """A random matrix."""
+    """A random matrix with scales and minima of a type."""
     draw = np.random.default_rng(inputs * outputs + group + bits)
     half, groups = 1 << (bits - 1), (inputs // group, outputs)
     low, high = (0, 2 * half) if has_minima else (-half, half)
     return FewBits(
         jnp.asarray(draw.integers(low, high, (inputs, outputs)), jnp.int16),
-        jnp.asarray(draw.uniform(0.5, 2, groups) * draw.choice([-1, 1], groups) / half, jnp.float32),
+        jnp.asarray(draw.uniform(0.5, 2, groups) * draw.choice([-1, 1], groups) / half, dtype),
         bits,
-        jnp.asarray(draw.standard_normal(groups), jnp.float32) if has_minima else None,
+        jnp.asarray(draw.standard_normal(groups), dtype) if has_minima else None,
         jnp.asarray(draw.permutation(inputs)) if is_ordered else None,
     )
 
@@ -107,9 +114,9 @@ def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
 
 @needs_library
 @FORMS
-@pytest.mark.parametrize("bits", [4, 8])
-def test_minima_and_an_order(bits: int, dtype: jnp.dtype) -> None:
-    held = matrix(192, library_of().width, 64, bits, has_minima=True, is_ordered=True)
+@pytest.mark.parametrize(("bits", "kind"), [(4, "float16"), (8, "float32")])
+def test_minima_and_an_order(bits: int, kind: str, dtype: jnp.dtype) -> None:
+    held = matrix(192, library_of().width, 64, bits, has_minima=True, is_ordered=True, dtype=kind)
     for rows in (2, 30):
         x = activations(rows, 192)
         assert error(multiply(x, held, dtype), x, held) < ERRORS[dtype]
@@ -195,12 +202,21 @@ def test_sizes_at_the_ends_of_float32() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     width, x = library_of().width, jnp.ones((1, 64))
     good = api.pack_bits(matrix(64, width, 32, 4), width)
-    for packed in (replace(good, scales=jnp.ones((1, 3, width))), replace(good, minima=good.scales[:, :1])):
+    half = good.scales.astype(jnp.float16)
+    wrong = replace(good, scales=jnp.ones((1, 3, width))), replace(good, minima=good.scales[:, :1])
+    for packed in (*wrong, replace(good, minima=half), replace(good, scales=good.scales.astype(jnp.int32))):
         with pytest.raises(jax.errors.JaxRuntimeError, match="of few bits do not fit"):
             api.few_bits_product(x, packed, FLOAT32).block_until_ready()
     for packed in (replace(good, words=good.words[:, :4]), replace(good, bits=8)):
         with pytest.raises(AssertionError, match="words of a column cannot hold 64 inputs of"):
             api.few_bits_product(x, packed, FLOAT32)
+
+
+def test_columns_are_entries_of_the_matrix() -> None:
+    for has_minima in (False, True):
+        held = matrix(64, 8, 32, 4, has_minima=has_minima, dtype="float16")
+        found = api.unpack_columns(api.pack_bits(held, 4), jnp.array([6, 1]))
+        np.testing.assert_array_equal(found, held.dequantised().T[jnp.array([6, 1])])
 
 
 @needs_library
