@@ -139,7 +139,7 @@ class _EngineBuild:
         facts, stages = Facts(config, self._host.num_hosts, found.model), choices.devices.stages
         devices = self._host.devices(facts)
         dtype = dtype_of(config.dtype, devices[0].platform)
-        facts = replace(facts, platform=devices[0].platform, dtype=dtype)
+        facts = replace(facts, platform=devices[0].platform, dtype=dtype, source=found.source)
         check_support(facts, "platform")
         placed = place_model(
             found.source,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -112,11 +113,7 @@ def place_model(
     for index, span in enumerate(spans(weights.config, num_stages)):
         mesh = tensor_mesh(devices[index * size : (index + 1) * size])
         shapes = weights.shapes(mesh, span)
-        if library is not None and weights.keep_bits is not None and size == 1:
-            arrange(devices[0].platform, shapes)
-            weights.keep_bits(shapes, library, len(devices))
-        else:
-            arrange(devices[0].platform, shapes, library)
+        _arrange_for(weights, devices, library, shapes)
         if library is not None:
             shapes.pack(library, len(devices))
         stages.append(PlacedStage(mesh, shapes))
@@ -174,17 +171,20 @@ def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel
     span = stage.shapes.span
     name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
     # Quantised weights are read in the form of the plain ones, so both have to be unstacked, or neither.
-    reads_stacks = placed.library is not None and isinstance(stage.shapes.blocks, Block)
-
-    def form(decoder: Decoder) -> None:
-        arrange(placed.platform, decoder, placed.library if reads_stacks else None)
-        if placed.library is not None and placed.weights.keep_bits is not None and stage.mesh.size == 1:
-            placed.weights.keep_bits(decoder, placed.library, len(placed.devices))
-
+    reads_stacks = isinstance(stage.shapes.blocks, Block) or placed.weights.keep_bits is not None
+    form = partial(_arrange_for, placed.weights, placed.devices, placed.library if reads_stacks else None)
     decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, form)
     if placed.library is not None:
         decoder.pack(placed.library, len(placed.devices))
     return StageModel(decoder, stage.mesh)
+
+
+def _arrange_for(weights: Loading, devices: list[jax.Device], library: Library | None, decoder: Decoder) -> None:
+    """`arrange`, with the bits of the files where the library multiplies them."""
+    keeps = library is not None and weights.keep_bits is not None
+    arrange(devices[0].platform, decoder, None if keeps else library)
+    if library is not None and weights.keep_bits is not None:
+        weights.keep_bits(decoder, library, len(devices))
 
 
 def arrange(platform: str, decoder: Decoder, library: Library | None = None) -> None:

@@ -22,7 +22,9 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
 
     Args:
         facts: the settings and all facts. "auto" takes the library where it is known to be faster, or found to be by a
-            trial. Experts, weights in fp8 and decoders from outside this package have products of XLA.
+            trial, and for matrices of few bits. Experts, weights in fp8 and decoders from outside this package have
+            products of XLA. Products of few bits are those with activations of 16 bits, unless the settings have a
+            type: in float32 they are those of the dequantised matrix.
         directory: the directory of compiled programs; it keeps the library too, and the result of the trial.
 
     Raises:
@@ -36,7 +38,7 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
     native = replace(facts, config=replace(facts.config, cpu_products="native"))
     unfit = refusal(native, "platform")
     library = None if unfit else load_library(directory)  # if None, the log has the reason
-    has_bfloat16 = library is not None and (library.has_bfloat16 or facts.known.quantization is not None)
+    has_bfloat16 = library is not None and (library.has_bfloat16 or facts.has_few_bits)
     lack = unfit or refusal(replace(native, has_library=library is not None, has_bfloat16=has_bfloat16), "library")
     reason = "" if lack is None else lack.message
     if reason and wanted == "native":
@@ -46,7 +48,9 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
         logger.info("products are those of XLA: the library in C %s", why)
     if reason or library is None:
         return None
-    if wanted == "native" or facts.known.quantization is not None or _is_measured(dtype):
+    if facts.has_few_bits:
+        return library._replace(narrows=facts.config.dtype == "auto")
+    if wanted == "native" or _is_measured(dtype):
         return library
     from orca_jax.assembly.trial import is_faster
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from orca_jax.assembly.choices import SCHEDULERS, Budget, Choices, check_numbers, choices_of
@@ -57,6 +58,7 @@ class Facts:
     num_devices: int = 0  # of this process
     draft: ModelConfig | None = None
     max_model_len: int = 0  # most tokens of a request
+    source: str = ""  # the directory, file or preset of the model
     has_library: bool = True  # of matrix products on a CPU
     has_bfloat16: bool = True  # in this library
 
@@ -70,6 +72,16 @@ class Facts:
         """The model, for rows that are checked when it is known."""
         assert self.model is not None, "the model is known at this moment"
         return self.model
+
+    @property
+    def has_few_bits(self) -> bool:
+        """True if the model has matrices of few bits, which the library multiplies in any type."""
+        from orca_jax.model.gguf.weights import has_few_bits
+
+        if self.known.quantization is not None:
+            return self.known.quantization != "fp8"
+        is_read = self.config.load_format != "dummy" and is_gguf(self.source)
+        return is_read and has_few_bits(Path(self.source))
 
     @property
     def proposing(self) -> ModelConfig:

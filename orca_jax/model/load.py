@@ -184,7 +184,7 @@ def prepare_load(
     check_weights(source, load_format)
     directory = Path(source)
     if is_gguf(str(source)):
-        keeps = dtype != "float32" and config.quantization is None and has_few_bits(directory)
+        keeps = config.quantization is None and has_few_bits(directory)
         keep = partial(keep_few_bits, directory) if keeps else None
         return Loading(config, dtype, partial(load_gguf, directory), seed, keep)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):

@@ -246,14 +246,19 @@ def packed_bits(held: QuantisedMatrix, library: Library, num_devices: int) -> Qu
     """
     layout = _layout_of(held.values, library, num_devices)
     packed = _packed_bits(held.values, held.scale, held.kind, layout, library)
-    return held if packed is None else PackedBitsMatrix(packed, layout, held.dtype)
+    return held if packed is None else PackedBitsMatrix(packed, layout, _form(held.dtype, library))
 
 
 def packed_bits_table(held: QuantisedTable, library: Library, num_devices: int) -> QuantisedTable | PackedBitsTable:
     """The packed form of a quantised table, or `held` itself if its shape has none; see `packed_bits`."""
     layout = _transposed(_layout_of(held.values, library, num_devices))
     packed = _packed_bits(held.values, held.scale, "table", layout, library)
-    return held if packed is None else PackedBitsTable(packed, layout, held.dtype)
+    return held if packed is None else PackedBitsTable(packed, layout, _form(held.dtype, library))
+
+
+def _form(dtype: jnp.dtype, library: Library) -> jnp.dtype:
+    """The type that stands for the form of products with few bits beside weights of a type."""
+    return jnp.dtype(jnp.bfloat16) if library.narrows else dtype
 
 
 def _packed_bits(
@@ -271,12 +276,9 @@ def _packed_bits(
     if not can_pack_bits(library, size, own, num_groups, splits):
         return None
     shapes = jax.eval_shape(partial(_pack_stored, form=form, width=layout.width, splits=splits), stored)
-    shardings = jax.tree.map(lambda spec: NamedSharding(layout.mesh, spec), _bits_specs(layout, shapes))
+    shardings = _bits_shardings(layout, shapes)
     if isinstance(stored.values, jax.ShapeDtypeStruct):
-        sharded: PackedBits = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-        )
-        return sharded
+        return _sharded(shapes, shardings)
     packed: PackedBits = _packing_bits(form, layout.width, splits, shardings)(stored)
     return jax.block_until_ready(packed)
 
@@ -287,7 +289,7 @@ def stored_bits(
     """The shapes of a matrix or table that files have in few bits; None if it has no packed form.
 
     Args:
-        plain: its sharded shape, with logical axes; it is on one device.
+        plain: its sharded shape, with logical axes.
         library: the library of the product.
         num_devices: that share the processors of this machine.
         bits: 4 or 8.
@@ -297,16 +299,17 @@ def stored_bits(
     layout, is_table = _layout_of(plain, library, num_devices), plain.get_metadata("axes")[0] == "vocab"
     value, layout = plain.get_value(), _transposed(layout) if is_table else layout
     inputs, outputs = value.shape[::-1] if is_table else value.shape
-    if layout.mesh.size > 1 or not can_pack_bits(library, inputs, outputs, inputs // group):
+    splits, parts = (1 if MESH_AXES[axis] is None else layout.mesh.size for axis in layout.axes)
+    if not can_pack_bits(library, inputs, outputs // parts, inputs // group, splits):
         return None
 
     def shape(rows: int, dtype: Any) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(layout.mesh, PartitionSpec())
-        return jax.ShapeDtypeStruct((outputs // layout.width, rows, layout.width), dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((outputs // layout.width, rows, layout.width), dtype)
 
     factors = shape(inputs // group, jnp.float16)
     packed = PackedBits(shape(inputs * bits // 32, jnp.uint32), factors, bits, factors if has_minima else None)
-    return (PackedBitsTable if is_table else PackedBitsMatrix)(packed, layout, value.dtype)
+    sharded = _sharded(packed, _bits_shardings(layout, packed))
+    return (PackedBitsTable if is_table else PackedBitsMatrix)(sharded, layout, _form(value.dtype, library))
 
 
 def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -318,6 +321,18 @@ def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], 
 def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
     words, scales = map(partition_spec, _bits_axes(layout, packed.scales.shape[1]))
     return PackedBits(words, scales, packed.bits, None if packed.minima is None else scales)
+
+
+def _bits_shardings(layout: PackedLayout, packed: PackedBits) -> PackedBits:
+    shardings: PackedBits = jax.tree.map(lambda spec: NamedSharding(layout.mesh, spec), _bits_specs(layout, packed))
+    return shardings
+
+
+def _sharded(shapes: PackedBits, shardings: PackedBits) -> PackedBits:
+    sharded: PackedBits = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
+    return sharded
 
 
 def _layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> PackedLayout:

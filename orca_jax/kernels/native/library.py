@@ -58,6 +58,7 @@ class Library(NamedTuple):
     most_channels: int = 256  # of a head, for increments
     most_tokens: int = 1024  # of a page, likewise
     name: str = "native"  # differs with its code, the processor, the version of JAX and that of the compiler
+    narrows: bool = False  # activations have 16 bits in products of few bits, also beside weights in float32
 
 
 _registered: list[Library] = []  # one at most

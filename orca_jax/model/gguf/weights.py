@@ -104,6 +104,11 @@ class _StoredMatrix(NamedTuple):
     kind: BlockKind
     order: np.ndarray | None
 
+    def fills(self, shape: tuple[int, ...], name: str) -> bool:
+        """True unless a matrix of this shape has copies of some outputs. A table may have more rows, for padding."""
+        outputs = self.tensor.shape[0] if self.order is None else len(self.order)
+        return name == "table" or shape[1] == outputs
+
 
 @dataclass(frozen=True)
 class _File:
@@ -133,7 +138,7 @@ class _File:
             return None
         tensor, order = self.tensors[theirs], self.permutation(theirs)
         if weight.part is not None:
-            order = weight.part.column(np.arange(weight.part.num_columns))
+            order = weight.part.column(np.arange(weight.part.groups * weight.part.sizes[weight.part.index]))
         return _StoredMatrix(tensor, BLOCK_KINDS[tensor.kind.name], order)
 
 
@@ -157,7 +162,7 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
 
     Args:
         path: the file.
-        decoder: unstacked, with sharded shapes on one device.
+        decoder: unstacked, with sharded shapes.
         library: the library of the products.
         num_devices: that share the processors of this machine.
     """
@@ -167,7 +172,7 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
             continue
         name = "kernel" if isinstance(module, Linear) else "table"
         held, found = getattr(module, name), file.matrix(f"{path_of(keys)}.{name}", decoder.span.start)
-        if found is not None and type(held) is nnx.Param:
+        if found is not None and type(held) is nnx.Param and found.fills(held.get_value().shape, name):
             bits, has_minima = found.kind
             kept = stored_bits(held, library, num_devices, bits, GROUP, has_minima=has_minima)
             setattr(module, name, held if kept is None else kept)
