@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.assembly import products, trial
@@ -17,6 +19,7 @@ from orca_jax.kernels import native
 from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
 from tests.kernels.native.machine import library_of
+from tests.model.gguf.test_gguf import write
 
 WIDE = Library(32, 16, has_bfloat16=True)
 NARROW = WIDE._replace(has_bfloat16=False)
@@ -93,8 +96,27 @@ def test_few_bits_need_neither_a_trial_nor_products_of_bfloat16(model: ModelConf
     machine(NARROW)
     for kind in ("int8", "int4"):
         held = replace(model, quantization=kind)
-        assert chosen(held) is NARROW and chosen(held, dtype="bfloat16") is NARROW
-        assert chosen(held, "xla") is None and chosen(held, dtype="float16") is None
+        for dtype in get_args(DType):
+            by_default = None if dtype == "float16" else NARROW._replace(narrows=True)
+            assert chosen(held, dtype=dtype) == by_default
+        assert chosen(held, "xla") is None
+
+
+def test_a_type_of_the_settings_is_that_of_products_of_few_bits(model: ModelConfig, machine: Machine) -> None:
+    machine(NARROW)
+    held = replace(model, quantization="int4")
+    for dtype in ("float32", "bfloat16"):
+        facts = Facts(EngineConfig(dtype=dtype), model=held, platform="cpu", dtype=dtype)
+        assert product_library(facts, None) == NARROW
+
+
+def test_gguf_files_of_few_bits_have_their_products(tmp_path: Path, model: ModelConfig, machine: Machine) -> None:
+    machine(NARROW)
+    path = write(tmp_path / "model.gguf", "qwen3", Kind.Q4_1)
+    for settings, has_few_bits in ((EngineConfig(), True), (EngineConfig(load_format="dummy"), False)):
+        facts = Facts(settings, model=model, platform="cpu", dtype="bfloat16", source=str(path))
+        assert facts.has_few_bits == has_few_bits
+        assert product_library(facts, None) == (NARROW._replace(narrows=True) if has_few_bits else None)
 
 
 def test_a_library_that_is_wanted_and_absent_is_an_error(model: ModelConfig, machine: Machine) -> None:
@@ -117,8 +139,8 @@ def test_other_devices_and_several_hosts_refuse_the_setting() -> None:
 def run(program_cache: str, wanted: CpuProducts, **settings: Any) -> tuple[LLM, list[list[int]]]:
     """An engine, and the tokens of some prompts."""
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "strict_compile": True}
-    options = {"progress": False, "compile_cache": program_cache, **sizes, **settings}
-    llm = LLM("preset:gpt2-tiny", cpu_products=wanted, **options)
+    options = {"model": "preset:gpt2-tiny", "progress": False, "compile_cache": program_cache, **sizes, **settings}
+    llm = LLM(cpu_products=wanted, **options)
     prompts = [[*range(5, 5 + length)] for length in (1, 9, 23, 40)]
     results = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
     return llm, [list(each.outputs[0].token_ids) for each in results]
@@ -143,6 +165,24 @@ def test_tokens_are_those_of_products_of_xla_under_every_schedule(
             assert llm._built.summary.products == wanted
         tokens.append(each)
     assert tokens[1:] == [tokens[0]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_once")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_tokens_of_a_gguf_file_are_those_of_its_dequantised_matrices(
+    devices: int, tmp_path: Path, program_cache: str
+) -> None:
+    library_of()  # or skip
+    path = str(write(tmp_path / "model.gguf", "qwen3", Kind.Q4_0))
+    settings = {"model": path, "tokenizer": "byte", "dtype": "float32", "tensor_parallel_size": devices}
+    tokens = []
+    for wanted in get_args(CpuProducts)[1:]:
+        llm, each = run(program_cache, wanted, **settings)
+        with llm:
+            assert llm._built.summary.products == wanted
+        tokens.append(each)
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from gguf import GGMLQuantizationType as Kind
 
 from orca_jax.assembly.executor import arrange
+from orca_jax.config import DType
 from orca_jax.kernels.native import unpack_columns
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, packed_blocks
 from orca_jax.model.load import load_decoder, prepare_load
@@ -31,37 +31,39 @@ def test_entries_and_bytes_are_those_of_the_file(name: str) -> None:
     np.testing.assert_array_equal(found, gguf.dequantize(stored, Kind[name]))
 
 
-def load_kept(path: Path) -> Decoder:
-    """A decoder in bfloat16 whose matrices have the bits of a file."""
-    loading = prepare_load(path, dtype="bfloat16")
+def load_kept(path: Path, dtype: DType, devices: int) -> Decoder:
+    """A decoder whose matrices have the bits of a file."""
+    loading = prepare_load(path, dtype=dtype)
     assert loading.keep_bits is not None
 
     def form(decoder: Decoder) -> None:
         assert loading.keep_bits is not None
         arrange("cpu", decoder)
-        loading.keep_bits(decoder, library_of(), 1)
+        loading.keep_bits(decoder, library_of(), devices)
 
-    return loading.load(mesh_of(1), arrange=form)
+    return loading.load(mesh_of(devices), arrange=form)
 
 
 @needs_library
-@pytest.mark.parametrize("kind", [Kind.Q4_1, pytest.param(Kind.Q8_0, marks=pytest.mark.slow)])
-def test_logits_are_those_of_the_dequantised_file(tmp_path: Path, kind: Kind) -> None:
-    """The matrices of the MLP have no packed form here. They and all vectors are rounded to bfloat16."""
-    name = "qwen3"
+@pytest.mark.parametrize(
+    ("name", "kind", "devices"),
+    [
+        ("qwen3", Kind.Q4_1, 1),
+        pytest.param("qwen3", Kind.Q8_0, 2, marks=pytest.mark.slow),
+        pytest.param("phi3-window", Kind.Q4_0, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_logits_are_those_of_the_dequantised_file(tmp_path: Path, name: str, kind: Kind, devices: int) -> None:
+    """Some matrices have no packed form here. Queries, keys and values of phi3 are parts of one tensor."""
     path = write(tmp_path / "model.gguf", name, kind)
-    kept, plain = load_kept(path), load_decoder(path, dtype="float32", mesh=mesh_of(1))
+    kept = load_kept(path, "float32", devices)
+    plain = load_decoder(path, dtype="float32", mesh=mesh_of(devices))
     assert isinstance(kept.unembedding.table, PackedBitsTable)
-    for block in kept.blocks:  # type: ignore[union-attr]
-        kinds = {type(layer.kernel) for layer in block.linear_layers}
-        assert kinds == {nnx.Param, PackedBitsMatrix}
+    assert any(isinstance(layer.kernel, PackedBitsMatrix) for block in kept.blocks for layer in block.linear_layers)
     ids = np.load(REFERENCE / name / "expected.npz")["ids_1"]
     ours, theirs = logits(kept, ids), logits(plain, ids)
-    assert np.abs(ours - theirs).max() <= 2e-2 * np.abs(theirs).max()
+    assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
 
 
-@needs_library
-def test_float32_and_files_in_other_types_keep_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "model.gguf", "qwen3", Kind.Q4_0)
-    assert prepare_load(path, dtype="float32").keep_bits is None
-    assert prepare_load(write(tmp_path / "b.gguf", "qwen3"), dtype="bfloat16").keep_bits is None
+def test_files_in_other_types_keep_nothing(tmp_path: Path) -> None:
+    assert prepare_load(write(tmp_path / "model.gguf", "qwen3"), dtype="bfloat16").keep_bits is None
