@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.native import (
+    INPUTS,
     Library,
     Packed,
     PackedBits,
@@ -198,15 +199,16 @@ class PackedBitsMatrix(nnx.Module):
         words, scales = _bits_axes(layout, packed.scales.shape[1])
         self.words = nnx.Param(packed.words, axes=words, layout=layout)
         self.scales = nnx.Param(packed.scales, axes=scales)
-        self.minima = nnx.data(None if packed.minima is None else nnx.Param(packed.minima, axes=scales))
+        others = (None if array is None else nnx.Param(array, axes=scales) for array in (packed.minima, packed.units))
+        self.minima, self.units = map(nnx.data, others)
         self.bits = packed.bits
         self.dtype = dtype
 
     @property
     def packed(self) -> PackedBits:
         """The arrays of the matrix."""
-        minima = None if self.minima is None else self.minima[...]
-        return PackedBits(self.words[...], self.scales[...], self.bits, minima)
+        minima, units = (None if other is None else other[...] for other in (self.minima, self.units))
+        return PackedBits(self.words[...], self.scales[...], self.bits, minima, units)
 
 
 def bits_matmuls(x: Float[Array, "T I"], matrices: Sequence[PackedBitsMatrix]) -> list[Float[Array, "T O"]]:
@@ -283,31 +285,46 @@ def _packed_bits(
     return jax.block_until_ready(packed)
 
 
-def stored_bits(
-    plain: nnx.Param[Any], library: Library, num_devices: int, bits: int, group: int, *, has_minima: bool
-) -> PackedBitsMatrix | None:
+class BitsForm(NamedTuple):
+    """The form of a matrix in files: its bits, and the inputs of a group.
+
+    `unit` is the number of groups whose scales and minima are integers times units; without them, 0, these are float16.
+    """
+
+    bits: int
+    group: int = 32
+    has_minima: bool = False
+    unit: int = 0
+
+
+def stored_bits(plain: nnx.Param[Any], library: Library, num_devices: int, form: BitsForm) -> PackedBitsMatrix | None:
     """The shapes of a matrix or table that files have in few bits; None if it has no packed form.
 
     Args:
         plain: its sharded shape, with logical axes.
         library: the library of the product.
         num_devices: that share the processors of this machine.
-        bits: 4 or 8.
-        group: inputs with one scale, in float16.
-        has_minima: true if there are minima too.
+        form: that of the files.
     """
     layout, is_table = _layout_of(plain, library, num_devices), plain.get_metadata("axes")[0] == "vocab"
     value, layout = plain.get_value(), _transposed(layout) if is_table else layout
     inputs, outputs = value.shape[::-1] if is_table else value.shape
     splits, parts = (1 if MESH_AXES[axis] is None else layout.mesh.size for axis in layout.axes)
-    if not can_pack_bits(library, inputs, outputs // parts, inputs // group, splits):
+    bits, group, has_minima, unit = form
+    if inputs // splits % max(INPUTS, group * unit) or outputs // parts % layout.width:
         return None
 
-    def shape(rows: int, dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((outputs // layout.width, rows, layout.width), dtype)
+    def shape(rows: int, dtype: Any, kinds: int = 1) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((outputs // layout.width, rows, kinds * layout.width), dtype)
 
-    factors = shape(inputs // group, jnp.float16)
-    packed = PackedBits(shape(inputs * bits // 32, jnp.uint32), factors, bits, factors if has_minima else None)
+    factors = shape(inputs // group, jnp.int8 if unit else jnp.float16)
+    packed = PackedBits(
+        shape(inputs * bits // 32, jnp.uint32),
+        factors,
+        bits,
+        factors if has_minima else None,
+        shape(inputs // (group * unit), jnp.float16, 1 + has_minima) if unit else None,
+    )
     sharded = _sharded(packed, _bits_shardings(layout, packed))
     return (PackedBitsTable if is_table else PackedBitsMatrix)(sharded, layout, _form(value.dtype, library))
 
@@ -320,7 +337,8 @@ def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], 
 
 def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
     words, scales = map(partition_spec, _bits_axes(layout, packed.scales.shape[1]))
-    return PackedBits(words, scales, packed.bits, None if packed.minima is None else scales)
+    minima, units = (None if other is None else scales for other in (packed.minima, packed.units))
+    return PackedBits(words, scales, packed.bits, minima, units)
 
 
 def _bits_shardings(layout: PackedLayout, packed: PackedBits) -> PackedBits:

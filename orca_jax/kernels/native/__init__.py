@@ -1,6 +1,7 @@
 """Products, new tokens and attention of increments on CPUs: a small C library, called by XLA."""
 
 from orca_jax.kernels.native.few_bits import (
+    INPUTS,
     FewBits,
     PackedBits,
     can_pack_bits,
@@ -23,6 +24,7 @@ from orca_jax.kernels.native.products import (
 )
 
 __all__ = [
+    "INPUTS",
     "FewBits",
     "Library",
     "Packed",

@@ -1,4 +1,4 @@
-"""Matrices of integers in 4 or 8 bits with scales: one value for all formats, its packed form, and its products."""
+"""Matrices of integers in 4 to 8 bits with scales: one value for all formats, its packed form, and its products."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class FewBits:
     Args:
         values: signed numbers of `bits` bits; with minima they are numbers from 0.
         scales: of groups of inputs; G divides I, and g = i * G // I.
-        bits: 4 or 8.
+        bits: 4, 5, 6 or 8.
         minima: subtracted from the entries of a group; None for none.
         order: the input of x that each row of the matrix multiplies; None for their own order.
     """
@@ -55,18 +55,24 @@ class FewBits:
         return jnp.matmul(x.astype(jnp.float32), self.dequantised(), precision=jax.lax.Precision.HIGHEST)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("words", "scales", "minima", "order"), meta_fields=("bits",))
+_FIELDS = ("words", "scales", "minima", "units", "order")
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=_FIELDS, meta_fields=("bits",))
 @dataclass(frozen=True)
 class PackedBits:
     """A `FewBits` in the order in which the library reads it: N blocks of W columns.
 
-    A word has some inputs of a column, as numbers from 0; `shifts` gives the place of each.
+    A word has some inputs of a column, as numbers from 0; `shifts` gives the place of each. With 5 and 6 bits, words
+    with the low 4 bits of 32 and 16 inputs come before one with the high bits of all of them. Units are factors of
+    scales and minima, which are integers then: each is that of some groups.
     """
 
     words: Any  # uint32 [N, J, W]. Each of these may be a shape or a sharding
-    scales: Any  # float32 or float16 [N, G, W]
+    scales: Any  # float32, float16 or int8 [N, G, W]
     bits: int
     minima: Any = None  # of the type of the scales [N, G, W]
+    units: Any = None  # float16 [N, H, W], or with minima [N, H, 2 W]: theirs come last
     order: Any = None  # int [I]
 
 
@@ -91,11 +97,18 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
     of all devices.
     """
     inputs, outputs = matrix.values.shape
-    each = 32 // matrix.bits
     offset = (1 << (matrix.bits - 1)) if matrix.minima is None else 0
     numbers = (matrix.values.astype(jnp.int32) + offset).astype(jnp.uint32)
-    placed = numbers.reshape(-1, each, outputs) << shifts(matrix.bits)[:, None]
-    words = placed.sum(axis=1, dtype=jnp.uint32)
+
+    def placed(numbers: Array, bits: int) -> Array:
+        words = numbers.reshape(inputs // part_inputs(matrix.bits), -1, 32 // bits, outputs) << shifts(bits)[:, None]
+        return words.sum(axis=2, dtype=jnp.uint32)
+
+    low = low_bits(matrix.bits)
+    words = placed(numbers & ((1 << low) - 1), low)
+    if matrix.bits > low:
+        words = jnp.concatenate([words, placed(numbers >> low, matrix.bits - low)], axis=1)
+    words = words.reshape(-1, outputs)
     old = inputs // matrix.scales.shape[0]
     repeats = 1 if old == inputs else old // _group(inputs // splits, old)
 
@@ -107,7 +120,17 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
         return blocks(jnp.repeat(numbers.astype(kind), repeats, axis=0))
 
     minima = None if matrix.minima is None else groups(matrix.minima)
-    return PackedBits(blocks(words), groups(matrix.scales), matrix.bits, minima, matrix.order)
+    return PackedBits(blocks(words), groups(matrix.scales), matrix.bits, minima, order=matrix.order)
+
+
+def low_bits(bits: int) -> int:
+    """The bits of a number in the first words of a part; others are in the last one."""
+    return 8 if bits == 8 else 4
+
+
+def part_inputs(bits: int) -> int:
+    """Inputs of a column whose words are together."""
+    return 16 if bits == 6 else 32
 
 
 def shifts(bits: int) -> np.ndarray:
@@ -120,12 +143,30 @@ def unpack_columns(packed: PackedBits, columns: Int[Array, "T"]) -> Float[Array,
     """Some columns of a matrix in float32."""
     width, bits = packed.words.shape[2], packed.bits
     block, lane = columns // width, columns % width
-    numbers = packed.words[block, :, lane][..., None] >> shifts(bits) & np.uint32((1 << bits) - 1)
-    values = numbers.astype(jnp.int32) - (0 if packed.minima is not None else 1 << (bits - 1))
-    scales = packed.scales[block, :, lane].astype(jnp.float32)
-    entries = values.reshape(*scales.shape, -1).astype(jnp.float32) * scales[..., None]
+    low, size = low_bits(bits), part_inputs(bits)
+    words = packed.words[block, :, lane].reshape(len(columns), -1, size * bits // 32)
+    lines = size * low // 32
+
+    def placed(words: Array, bits: int) -> Array:
+        numbers = words[..., None] >> shifts(bits) & np.uint32((1 << bits) - 1)
+        return numbers.astype(jnp.int32).reshape(len(columns), -1)
+
+    values = placed(words[..., :lines], low)
+    if bits > low:
+        values |= placed(words[..., lines:], bits - low) << low
+    values -= 0 if packed.minima is not None else 1 << (bits - 1)
+
+    def factors(numbers: Array, second: int) -> Array:
+        found = numbers[block, :, lane].astype(jnp.float32)
+        if packed.units is not None:
+            units = packed.units[block, :, lane + second].astype(jnp.float32)
+            found *= jnp.repeat(units, found.shape[1] // units.shape[1], axis=1)
+        return found[..., None]
+
+    scales = factors(packed.scales, 0)
+    entries = values.reshape(len(columns), scales.shape[1], -1).astype(jnp.float32) * scales
     if packed.minima is not None:
-        entries -= packed.minima[block, :, lane].astype(jnp.float32)[..., None]
+        entries -= factors(packed.minima, width)
     return entries.reshape(len(columns), -1)
 
 
@@ -160,7 +201,8 @@ def few_bits_products(
 
 def _products(x: Array, matrices: Sequence[PackedBits], dtype: jnp.dtype, devices: int) -> list[Array]:
     none = jnp.zeros((0, 0, 0), jnp.float32)
-    arrays = [array for m in matrices for array in (m.words, m.scales, none if m.minima is None else m.minima)]
+    given = [array for m in matrices for array in (m.words, m.scales, m.minima, m.units)]
+    arrays = [none if array is None else array for array in given]
     shapes = [(x.shape[0], m.words.shape[0] * m.words.shape[2]) for m in matrices]
     call = jax.ffi.ffi_call(FEW_BITS_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
     return list(call(x, *arrays, devices=np.int64(devices), is_float32=np.int64(dtype == jnp.float32)))

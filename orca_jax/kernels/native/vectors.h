@@ -66,6 +66,15 @@ INLINE Vector from_float16(const void *numbers) {
 #endif
 }
 
+// LANES integers of 8 bits, as float32.
+INLINE Vector from_int8(const void *numbers) {
+#if LANES == 16
+  return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)numbers)));
+#else
+  return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)numbers)));
+#endif
+}
+
 // Numbers in bfloat16: the nearest ones, and of two the even one.
 INLINE Halves to_bfloat16(Vector numbers) {
   const Words bits = (Words)numbers, nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

@@ -1,27 +1,101 @@
-"""Tensors of GGUF in 4 or 8 bits, in the packed form of the library in C: the bits of the file in another order."""
+"""Tensors of GGUF in 4 to 8 bits, in the packed form of the library in C: the bits of the file in another order."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
-
-GROUP = 32
-"""Numbers of a block of a file, which share a scale."""
-
-
-class BlockKind(NamedTuple):
-    """The blocks of a type: a scale in float16, a minimum if there is one, and the numbers."""
-
-    bits: int
-    has_minima: bool
-
-
-BLOCK_KINDS = {"Q4_0": BlockKind(4, False), "Q4_1": BlockKind(4, True), "Q8_0": BlockKind(8, False)}
-"""By their names in GGUF."""
+from orca_jax.model.packed import BitsForm
 
 _BYTES_OF_4 = [0, 4, 1, 5], [2, 6, 3, 7]  # inputs in the low and the high bits of the bytes of a word
 _BYTES_OF_8 = [0, 2, 1, 3]
+
+
+class _Parts(NamedTuple):
+    """The parts of a tensor [O, blocks, ...]. Numbers count from 0; minima are subtracted."""
+
+    numbers: np.ndarray
+    scales: np.ndarray
+    minima: np.ndarray | None = None
+    units: tuple[np.ndarray, ...] = ()  # of scales, and of minima
+
+
+def _halves(blocks: np.ndarray, begin: int) -> np.ndarray:
+    return np.ascontiguousarray(blocks[..., begin : begin + 2]).view(np.float16)
+
+
+def _nibbles(stored: np.ndarray, size: int) -> np.ndarray:
+    """The numbers of bytes: the low halves of each `size` bytes come before their high halves."""
+    groups = stored.reshape(*stored.shape[:2], -1, size)
+    return np.concatenate([groups & 15, groups >> 4], axis=-1).reshape(*stored.shape[:2], -1)
+
+
+def _fifth_bits(stored: np.ndarray) -> np.ndarray:
+    return np.unpackbits(stored, axis=-1, bitorder="little") << 4
+
+
+def _q4_0(blocks: np.ndarray) -> _Parts:
+    return _Parts(_nibbles(blocks[..., 2:], 16), _halves(blocks, 0))
+
+
+def _q4_1(blocks: np.ndarray) -> _Parts:
+    return _Parts(_nibbles(blocks[..., 4:], 16), _halves(blocks, 0), -_halves(blocks, 2))  # a file has what is added
+
+
+def _q5_0(blocks: np.ndarray) -> _Parts:
+    return _Parts(_nibbles(blocks[..., 6:], 16) | _fifth_bits(blocks[..., 2:6]), _halves(blocks, 0))
+
+
+def _q5_1(blocks: np.ndarray) -> _Parts:
+    numbers = _nibbles(blocks[..., 8:], 16) | _fifth_bits(blocks[..., 4:8])
+    return _Parts(numbers, _halves(blocks, 0), -_halves(blocks, 2))
+
+
+def _q8_0(blocks: np.ndarray) -> _Parts:
+    return _Parts(blocks[..., 2:] ^ 0x80, _halves(blocks, 0))
+
+
+def _q4_k(blocks: np.ndarray) -> _Parts:
+    first, second, mixed = (blocks[..., begin : begin + 4] for begin in (4, 8, 12))
+    scales = np.concatenate([first & 63, (mixed & 15) | (first >> 2 & 48)], axis=-1)
+    minima = np.concatenate([second & 63, (mixed >> 4) | (second >> 2 & 48)], axis=-1)
+    units = _halves(blocks, 0), _halves(blocks, 2)
+    return _Parts(_nibbles(blocks[..., 16:144], 32), scales, minima, units)
+
+
+def _q5_k(blocks: np.ndarray) -> _Parts:
+    high = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    parts = _q4_k(np.concatenate([blocks[..., :16], blocks[..., 48:]], axis=-1))
+    return parts._replace(numbers=parts.numbers | high.reshape(parts.numbers.shape) << 4)
+
+
+def _q6_k(blocks: np.ndarray) -> _Parts:
+    groups = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
+    high = groups >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    numbers = _nibbles(blocks[..., :128], 64)
+    return _Parts(numbers | high.reshape(numbers.shape) << 4, blocks[..., 192:208], units=(_halves(blocks, 208),))
+
+
+class BlockKind(NamedTuple):
+    """A type: the bytes of its blocks, their form, and a function for their parts."""
+
+    num_bytes: int
+    form: BitsForm
+    parts: Callable[[np.ndarray], _Parts]
+
+
+BLOCK_KINDS = {
+    "Q4_0": BlockKind(18, BitsForm(4), _q4_0),
+    "Q4_1": BlockKind(20, BitsForm(4, has_minima=True), _q4_1),
+    "Q5_0": BlockKind(22, BitsForm(5), _q5_0),
+    "Q5_1": BlockKind(24, BitsForm(5, has_minima=True), _q5_1),
+    "Q8_0": BlockKind(34, BitsForm(8), _q8_0),
+    "Q4_K": BlockKind(144, BitsForm(4, has_minima=True, unit=8), _q4_k),
+    "Q5_K": BlockKind(176, BitsForm(5, has_minima=True, unit=8), _q5_k),
+    "Q6_K": BlockKind(210, BitsForm(6, group=16, unit=16), _q6_k),
+}
+"""By their names in GGUF."""
 
 
 def packed_blocks(rows: np.ndarray, kind: BlockKind, width: int) -> PackedBits:
@@ -32,18 +106,43 @@ def packed_blocks(rows: np.ndarray, kind: BlockKind, width: int) -> PackedBits:
         kind: the type of the tensor.
         width: columns of a packed block; divides O.
     """
-    blocks = rows.reshape(rows.shape[0], -1, (4 if kind.has_minima else 2) + GROUP * kind.bits // 8)
-    begin = 4 if kind.has_minima else 2
-    factors, stored = np.ascontiguousarray(blocks[..., :begin]).view(np.float16), blocks[..., begin:]
-    if kind.bits == 4:
-        numbers = np.concatenate([stored & 15, stored >> 4], axis=-1).reshape(len(rows), -1, 8)
-        low, high = _BYTES_OF_4
-        words = numbers[..., low] | numbers[..., high] << 4
+    parts, outputs = kind.parts(rows.reshape(len(rows), -1, kind.num_bytes)), len(rows)
+
+    def columns(numbers: np.ndarray) -> np.ndarray:
+        return _by_columns(numbers.reshape(outputs, -1), width)
+
+    def factors(numbers: np.ndarray) -> np.ndarray:
+        return columns(numbers if numbers.dtype == np.float16 else numbers.view(np.int8))
+
+    units = [columns(unit) for unit in parts.units]
+    return PackedBits(
+        columns(_words(parts.numbers.reshape(outputs, -1), kind.form.bits)),
+        factors(parts.scales),
+        kind.form.bits,
+        None if parts.minima is None else factors(parts.minima),
+        np.concatenate(units, axis=-1) if units else None,
+    )
+
+
+def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """The words of each output; see `PackedBits`."""
+    rows, (low, high) = len(numbers), _BYTES_OF_4
+    if bits == 8:
+        found = numbers.reshape(rows, -1, 4)[..., _BYTES_OF_8]
+        return np.ascontiguousarray(found).view(np.uint32)
+    eights = numbers.reshape(rows, -1, 8) & 15
+    words = np.ascontiguousarray(eights[..., low] | eights[..., high] << 4).view(np.uint32)
+    if bits == 4:
+        return words
+    size = 16 if bits == 6 else 32  # inputs whose words are together
+    order = [*range(0, size, 2), *range(1, size, 2)]
+    rest = (numbers >> 4).reshape(rows, -1, size)[..., order]
+    if bits == 5:
+        last = np.packbits(rest, axis=-1, bitorder="little")
     else:
-        words = (stored ^ 0x80).reshape(len(rows), -1, 4)[..., _BYTES_OF_8]
-    minima = _by_columns(-factors[..., 1], width) if kind.has_minima else None  # a file has what is added
-    whole = np.ascontiguousarray(words).view(np.uint32)[..., 0]
-    return PackedBits(_by_columns(whole, width), _by_columns(factors[..., 0], width), kind.bits, minima)
+        fours = rest.reshape(*rest.shape[:2], 4, 4)
+        last = fours[..., 0] | fours[..., 1] << 2 | fours[..., 2] << 4 | fours[..., 3] << 6
+    return np.concatenate([words.reshape(*rest.shape[:2], -1), np.ascontiguousarray(last).view(np.uint32)], axis=-1)
 
 
 def _by_columns(rows: np.ndarray, width: int) -> np.ndarray:

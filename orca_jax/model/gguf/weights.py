@@ -26,7 +26,7 @@ from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.stripes import read_exactly
 from orca_jax.model.gguf.config import Architecture, architecture_of
-from orca_jax.model.gguf.few_bits import BLOCK_KINDS, GROUP, BlockKind, packed_blocks
+from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
 from orca_jax.model.layers import Linear, Table
 from orca_jax.model.packed import stored_bits
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
@@ -38,7 +38,7 @@ from orca_jax.progress import Progress
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
-_PARTS = ("words", "scales", "minima")
+_PARTS = ("words", "scales", "minima", "units")
 _SCALED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
@@ -173,8 +173,7 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
         name = "kernel" if isinstance(module, Linear) else "table"
         held, found = getattr(module, name), file.matrix(f"{path_of(keys)}.{name}", decoder.span.start)
         if found is not None and type(held) is nnx.Param and found.fills(held.get_value().shape, name):
-            bits, has_minima = found.kind
-            kept = stored_bits(held, library, num_devices, bits, GROUP, has_minima=has_minima)
+            kept = stored_bits(held, library, num_devices, found.kind.form)
             setattr(module, name, held if kept is None else kept)
 
 

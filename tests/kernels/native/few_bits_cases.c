@@ -12,31 +12,48 @@ static float *numbers(int64_t count, double low, double high) {
   return made;
 }
 
-// Numbers in float16, which replace the given ones by their rounded values.
-static uint16_t *halves(float *given, int64_t count) {
+static uint16_t *halves(int64_t count, double low, double high) {
   uint16_t *made = malloc(count * sizeof(uint16_t));
-  for (int64_t i = 0; i < count; i++) {
-    made[i] = _cvtss_sh(given[i], 0);
-    given[i] = _cvtsh_ss(made[i]);
-  }
+  for (int64_t i = 0; i < count; i++) made[i] = _cvtss_sh(low + (high - low) * rand() / RAND_MAX, 0);
   return made;
 }
 
+static void *factors_of(int form, int64_t count, double low, double high) {
+  if (form == 0) return numbers(count, low, high);
+  if (form == 1) return halves(count, low, high);
+  int8_t *made = malloc(count);
+  for (int64_t i = 0; i < count; i++) made[i] = rand() % 64;
+  return made;
+}
+
+static double factor_of(const void *numbers, int form, int64_t at) {
+  return form == 0 ? ((const float *)numbers)[at]
+         : form == 1 ? _cvtsh_ss(((const uint16_t *)numbers)[at])
+                     : ((const int8_t *)numbers)[at];
+}
+
+// The input i of a part, whose words are `stride` words apart.
+static int number_of(const uint32_t *part, int i, int64_t stride, int bits) {
+  const int low = bits == 8 ? 8 : 4, each = 32 / low, k = i % each, rest = bits - low, lines = PART(bits) / each;
+  const uint32_t word = part[i / each * stride], last = rest > 0 ? part[lines * stride] : 0;
+  const int found = word >> (k % 2 * 16 + k / 2 * low) & ((1u << low) - 1);
+  return found | (rest > 0 ? (last >> (i % 2 * 16 + i / 2 * rest) & ((1u << rest) - 1)) << low : 0);
+}
+
+// Factors have one of three forms: float32, float16, and integers times units, each of the units of all groups.
 static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int bits, int has_minima, int is_float32,
-                int is_half) {
-  const int64_t inputs = groups * group, outputs = blocks * WIDTH, each = 32 / bits, lines = inputs / each;
-  const int64_t parts = rows * inputs / GROUP;
-  float *x = numbers(rows * inputs, -3, 3), *scales = numbers(groups * outputs, 0.001, 0.1);
-  float *minima = has_minima ? numbers(groups * outputs, -1, 1) : NULL, *out = numbers(rows * outputs, 0, 1);
+                int form) {
+  const int64_t inputs = groups * group, outputs = blocks * WIDTH, lines = inputs * bits / 32;
+  const int64_t parts = rows * inputs / GROUP, kinds = has_minima ? 2 : 1;
+  float *x = numbers(rows * inputs, -3, 3), *out = numbers(rows * outputs, 0, 1);
+  void *scales = factors_of(form, groups * outputs, 0.001, 0.1);
+  void *minima = has_minima ? factors_of(form, groups * outputs, -1, 1) : NULL;
+  uint16_t *units = form == 2 ? halves(kinds * outputs, 0.001, 0.1) : NULL;
   uint32_t *words = malloc(lines * outputs * sizeof(uint32_t));
   for (int64_t i = 0; i < lines * outputs; i++) words[i] = (uint32_t)rand() * 2654435761u;
-  uint16_t *narrow[2] = {NULL, NULL};
-  if (is_half) narrow[0] = halves(scales, groups * outputs);
-  if (is_half && has_minima) narrow[1] = halves(minima, groups * outputs);
-  const void *const given[2] = {is_half ? (void *)narrow[0] : scales, is_half ? (void *)narrow[1] : minima};
-  Product p = {.x = x, .scales = given[0], .minima = given[1], .words = words, .out = out, .rows = rows, .inputs = inputs,
-               .outputs = outputs, .groups = groups, .bits = bits, .is_float32 = is_float32,
-               .is_half = is_half};
+  Product p = {.x = x, .scales = scales, .minima = minima, .units = units, .words = words, .out = out, .rows = rows,
+               .inputs = inputs, .outputs = outputs, .groups = groups, .num_units = form == 2 ? 1 : 0, .bits = bits,
+               .is_float32 = is_float32, .is_half = form == 1};
   p.numbers = malloc(parts * GROUP * (is_float32 ? sizeof(float) : sizeof(int16_t)));
   p.sizes = malloc(parts * sizeof(float));
   p.weights = malloc(parts * sizeof(float));
@@ -48,25 +65,31 @@ static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int
     for (int64_t o = 0; o < outputs; o++) {
       double sum = 0, size = 0;
       for (int64_t i = 0; i < inputs; i++) {
-        const int64_t block = o / WIDTH, column = o % WIDTH, k = i % each, at = (block * groups + i / group) * WIDTH + column;
-        const uint32_t word = words[(block * lines + i / each) * WIDTH + column];
-        const double value = word >> (k % 2 * 16 + k / 2 * bits) & ((1u << bits) - 1);
-        const double entry = has_minima ? scales[at] * value - minima[at] : scales[at] * (value - (1 << (bits - 1)));
+        const int64_t block = o / WIDTH, column = o % WIDTH, at = (block * groups + i / group) * WIDTH + column;
+        const uint32_t *part = words + (block * lines + i / PART(bits) * PART(bits) * bits / 32) * WIDTH + column;
+        const double value = number_of(part, i % PART(bits), WIDTH, bits);
+        const uint16_t *unit = units + block * kinds * WIDTH + column;
+        const double scale = factor_of(scales, form, at) * (form == 2 ? _cvtsh_ss(unit[0]) : 1);
+        const double least = has_minima ? factor_of(minima, form, at) * (form == 2 ? _cvtsh_ss(unit[WIDTH]) : 1) : 0;
+        const double entry = has_minima ? scale * value - least : scale * (value - (1 << (bits - 1)));
         sum += entry * x[r * inputs + i];
         size += fabs(entry * x[r * inputs + i]);
       }
-      const double error = fabs(out[r * outputs + o] - sum) / size;
+      const double error = fabs(out[r * outputs + o] - sum) / (size + 1e-30);
       if (!(error <= worst[is_float32])) worst[is_float32] = error;
     }
-  void *made[] = {x, scales, minima, out, words, p.numbers, p.sizes, p.weights, p.totals, narrow[0], narrow[1]};
-  for (int i = 0; i < 11; i++) free(made[i]);
+  void *made[] = {x, scales, minima, out, words, p.numbers, p.sizes, p.weights, p.totals, units};
+  for (int i = 0; i < 10; i++) free(made[i]);
 }
 
 int main(void) {
+  const int all_bits[] = {4, 5, 6, 8};
   for (int i = 0; i < 300; i++) {
-    const int64_t single = rand() % 3 == 0, group = GROUP * (single ? 1 + rand() % 9 : 1 + rand() % 4);
-    run(1 + rand() % (i % 9 ? 20 : 300), single ? 1 : 1 + rand() % 4, group, 1 + rand() % 3, 4 << rand() % 2, rand() % 2,
-        rand() % 2, rand() % 2);
+    const int bits = all_bits[rand() % 4], halved = bits == 6 && rand() % 2;  // groups of half of GROUP
+    const int64_t groups = rand() % 3 == 0 ? 1 : 1 + rand() % 4;
+    const int64_t group = halved ? 16 : GROUP * (groups == 1 ? 1 + rand() % 9 : 1 + rand() % 4);
+    run(1 + rand() % (i % 9 ? 20 : 300), halved ? 2 * groups : groups, group, 1 + rand() % 3, bits, rand() % 2,
+        rand() % 2, rand() % 3);
   }
   printf("%g %g\n", worst[0], worst[1]);
   return !(worst[0] < 4e-5 && worst[1] < 1e-6);

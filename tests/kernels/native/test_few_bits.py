@@ -75,7 +75,10 @@ def test_a_packed_matrix_by_hand() -> None:
     assert shifts(8).tolist() == [0, 16, 8, 24]
 
 
-@pytest.mark.parametrize(("bits", "groups", "blocks", "group", "splits"), [(4, 3, 2, 32, 1), (8, 3, 1, 128, 2)])
+@pytest.mark.parametrize(
+    ("bits", "groups", "blocks", "group", "splits"),
+    [(4, 3, 2, 32, 1), (5, 2, 1, 64, 1), (6, 2, 1, 32, 1), (8, 3, 1, 128, 2)],
+)
 def test_a_packed_matrix_has_all_numbers(bits: int, groups: int, blocks: int, group: int, splits: int) -> None:
     held = matrix(groups * group * splits, 4 * blocks, group, bits)
     packed = api.pack_bits(held, 4, splits)
@@ -102,8 +105,9 @@ def test_the_shapes_of_the_library() -> None:
 
 @needs_library
 @FORMS
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group", [32, 64, 128, None])
+@pytest.mark.parametrize(
+    ("group", "bits"), [(32, 4), (64, 4), (128, 4), (None, 4), (32, 5), (64, 6), (32, 8), (64, 8), (128, 8), (None, 8)]
+)
 def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
     """All numbers of rows have one program each, and share the matrix. Blocks are an odd number."""
     held = matrix(384, 3 * library_of().width, group or 384, bits)
@@ -114,7 +118,7 @@ def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
 
 @needs_library
 @FORMS
-@pytest.mark.parametrize(("bits", "kind"), [(4, "float16"), (8, "float32")])
+@pytest.mark.parametrize(("bits", "kind"), [(4, "float16"), (5, "float16"), (8, "float32")])
 def test_minima_and_an_order(bits: int, kind: str, dtype: jnp.dtype) -> None:
     held = matrix(192, library_of().width, 64, bits, has_minima=True, is_ordered=True, dtype=kind)
     for rows in (2, 30):

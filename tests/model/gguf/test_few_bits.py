@@ -21,12 +21,22 @@ from tests.model.gguf.test_gguf import write
 from tests.model.reference import REFERENCE, logits, mesh_of
 
 
+def random_blocks(name: str, outputs: int, inputs: int) -> np.ndarray:
+    """The bytes of a tensor [O, bytes] with random numbers, scales and minima."""
+    draw, (values, num_bytes) = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[Kind[name]]
+    blocks = draw.integers(0, 256, (outputs, inputs // values, num_bytes), np.uint8)
+    factors = draw.uniform(-2, 2, (*blocks.shape[:2], 2)).astype(np.float16).view(np.uint8)
+    begin = 208 if name == "Q6_K" else 0
+    end = begin + (4 if BLOCK_KINDS[name].form.has_minima else 2)
+    blocks[..., begin:end] = factors[..., : end - begin]
+    return blocks.reshape(outputs, -1)
+
+
 @pytest.mark.parametrize("name", BLOCK_KINDS)
 def test_entries_and_bytes_are_those_of_the_file(name: str) -> None:
-    numbers = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
-    stored = gguf.quantize(numbers, Kind[name])
+    stored = random_blocks(name, 64, 512)
     packed = packed_blocks(stored, BLOCK_KINDS[name], 32)
-    assert sum(array.nbytes for array in jax.tree.leaves(packed)) == stored.nbytes
+    assert stored.nbytes <= sum(array.nbytes for array in jax.tree.leaves(packed)) <= 1.05 * stored.nbytes
     found = unpack_columns(jax.tree.map(jnp.asarray, packed), jnp.arange(64))
     np.testing.assert_array_equal(found, gguf.dequantize(stored, Kind[name]))
 

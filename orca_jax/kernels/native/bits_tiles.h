@@ -1,0 +1,170 @@
+// Products of few bits, some rows by a part of a block: see few_bits.c.
+
+#include "vectors.h"
+
+#if LANES == 16
+#define ROWS 12    // of x in a tile in float32: 24 sums, in 32 registers
+#define NARROW 6   // of x in a tile in 16 bits: more of them are slower
+#else
+#define ROWS 6
+#define NARROW 4
+#endif
+
+#define WIDTH (2 * LANES)
+#define GROUP 32   // inputs of a row with one scale
+#define CHUNK 128  // most inputs of a chunk
+
+typedef uint16_t Pairs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+typedef struct {
+  const float *x;
+  const void *scales, *minima;  // no minima: NULL
+  const uint16_t *units;        // none: NULL
+  const uint32_t *words;
+  float *out;
+  int64_t rows, inputs, outputs, groups, num_units;  // groups of scales, and units of a column
+  int bits, is_float32, is_half;                     // `is_half`: scales and minima are float16
+  // x by groups of GROUP inputs, then by rows
+  void *numbers;    // float32 or int16
+  float *sizes;     // scales of x
+  float *weights;   // sums of x, for minima
+  int32_t *totals;  // sums of the integers
+} Product;
+
+// Adds two products of 16-bit integers to each sum.
+INLINE Integers dot(Integers sums, Pairs x, Pairs y) {
+#if LANES == 16 && defined(__AVX512VNNI__)
+  return (Integers)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)x, (__m512i)y);
+#elif LANES == 16 && defined(__AVX512BW__)
+  return sums + (Integers)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#elif LANES == 8
+  return sums + (Integers)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+#else
+  return sums + ((Integers)x << 16 >> 16) * ((Integers)y << 16 >> 16) + ((Integers)x >> 16) * ((Integers)y >> 16);
+#endif
+}
+
+// Inputs of a block from `first` on, in whole parts. A part has the inputs whose words are together.
+typedef struct {
+  int64_t block, first, size;
+  const uint32_t *words;
+  const Vector (*expanded)[2];  // entries of each input
+} Chunk;
+
+#define PART(bits) ((bits) == 6 ? 16 : 32)  // inputs
+#define LOW(bits) ((bits) == 8 ? 8 : 4)     // bits in the first words of a part
+
+typedef struct {
+  Vector scales[2], minima[2];  // of both halves of the columns; without minima they are zeros
+} Factors;
+
+INLINE Vector numbers_of(const void *numbers, int64_t at, int is_half) {
+  return is_half ? from_float16((const uint16_t *)numbers + at) : *(const Vector *)((const float *)numbers + at);
+}
+
+// Those of the input `first` of a block.
+INLINE Factors factors(const Product *p, int64_t block, int64_t first) {
+  Factors found = {0};
+  const int64_t at = (block * p->groups + first * p->groups / p->inputs) * WIDTH, kinds = p->minima == NULL ? 1 : 2;
+  const int64_t unit = (block * p->num_units + first * p->num_units / p->inputs) * kinds * WIDTH;
+  for (int half = 0; half < 2; half++) {
+    const int64_t here = at + half * LANES;
+    if (p->units == NULL) {
+      found.scales[half] = numbers_of(p->scales, here, p->is_half);
+      if (p->minima != NULL) found.minima[half] = numbers_of(p->minima, here, p->is_half);
+      continue;
+    }
+    const uint16_t *units = p->units + unit + half * LANES;
+    found.scales[half] = from_int8((const int8_t *)p->scales + here) * from_float16(units);
+    if (p->minima != NULL)
+      found.minima[half] = from_int8((const int8_t *)p->minima + here) * from_float16(units + WIDTH);
+  }
+  return found;
+}
+
+// The k-th pair of numbers of some words, with their high bits in other ones.
+INLINE Pairs pair_of(Pairs low, Pairs high, int k, const int bits) {
+  const int each = LOW(bits), rest = bits - each;
+  Pairs found = low >> k * each & (uint16_t)((1 << each) - 1);
+  if (rest > 0) found |= (high >> k * rest & (uint16_t)((1 << rest) - 1)) << each;
+  return bits == 6 ? found - 32 : found;
+}
+
+// `rows` of x by a chunk of a block, added to `sums` with the scales of each part. `rows` and `bits` are constants.
+INLINE void tile_in_16_bits(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows,
+                            const int bits) {
+  const Pairs *next = (const Pairs *)chunk->words;
+  const int32_t offset = p->minima != NULL || bits == 6 ? 0 : 1 << (bits - 1);
+  const int each = 16 / LOW(bits), lines = PART(bits) / 2 / each;
+  for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += PART(bits)) {
+    const int64_t at = i / GROUP * p->rows + row;
+    const uint32_t *x = (const uint32_t *)((const int16_t *)p->numbers + at * GROUP + i % GROUP);
+    Pairs high[2] = {{0}, {0}};
+    if (bits > LOW(bits)) high[0] = next[2 * lines], high[1] = next[2 * lines + 1];
+    Integers found[ROWS][2];
+    for (int r = 0; r < rows; r++) found[r][0] = found[r][1] = (Integers){0} - p->totals[at + r] * offset;
+    for (int pair = 0; pair < PART(bits) / 2; next += 2) {
+      for (int k = 0; k < each; k++, pair++) {
+        const Pairs one = pair_of(next[0], high[0], k, bits), two = pair_of(next[1], high[1], k, bits);
+        for (int r = 0; r < rows; r++) {
+          const Pairs both = (Pairs)((Words){0} + x[r * GROUP / 2 + pair]);
+          found[r][0] = dot(found[r][0], both, one);
+          found[r][1] = dot(found[r][1], both, two);
+        }
+      }
+      if (bits > LOW(bits)) high[0] >>= each * (bits - LOW(bits)), high[1] >>= each * (bits - LOW(bits));
+    }
+    if (bits > LOW(bits)) next += 2;
+    const Factors factor = factors(p, chunk->block, i);
+    for (int r = 0; r < rows; r++)
+      for (int half = 0; half < 2; half++) {
+        sums[r][half] += __builtin_convertvector(found[r][half], Vector) * p->sizes[at + r] * factor.scales[half];
+        if (p->minima != NULL) sums[r][half] -= p->weights[at + r] * factor.minima[half];
+      }
+  }
+}
+
+// Entries of the matrix for the k-th input of some words, with their high bits in other ones.
+INLINE Vector entries(const Factors *factor, Words low, Words high, int half, int k, const int bits, int32_t offset) {
+  const int each = LOW(bits), rest = bits - each;
+  Words found = low >> (k % 2 * 16 + k / 2 * each) & ((1 << each) - 1);
+  if (rest > 0) found |= (high >> (k % 2 * 16 + k / 2 * rest) & ((1 << rest) - 1)) << each;
+  const Vector values = __builtin_convertvector((Integers)found - offset, Vector);
+  return values * factor->scales[half] - factor->minima[half];
+}
+
+INLINE void expand(const Product *p, const Chunk *chunk, Vector (*to)[2], const int bits) {
+  const Words *next = (const Words *)chunk->words;
+  const int32_t offset = p->minima != NULL ? 0 : 1 << (bits - 1);
+  const int each = 32 / LOW(bits), lines = PART(bits) / each, rest = bits - LOW(bits);
+  for (int64_t i = 0; i < chunk->size;) {
+    const Factors factor = factors(p, chunk->block, chunk->first + i);
+    Words high[2] = {{0}, {0}};
+    if (rest > 0) high[0] = next[2 * lines], high[1] = next[2 * lines + 1];
+    for (int line = 0; line < lines; line++, next += 2) {
+      for (int k = 0; k < each; k++, i++)
+        for (int half = 0; half < 2; half++)
+          to[i][half] = entries(&factor, next[half], high[half], half, k, bits, offset);
+      if (rest > 0) high[0] >>= each / 2 * rest, high[1] >>= each / 2 * rest;
+    }
+    if (rest > 0) next += 2;
+  }
+}
+
+// `rows` of x by the entries of a chunk. Each sum is a single chain over all inputs. `rows` is a constant.
+INLINE void tile_in_float32(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows) {
+  Vector parts[ROWS][2];
+  for (int r = 0; r < rows; r++)
+    for (int half = 0; half < 2; half++) parts[r][half] = sums[r][half];
+  const Vector(*next)[2] = chunk->expanded;
+  for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += GROUP) {
+    const float *x = (const float *)p->numbers + (i / GROUP * p->rows + row) * GROUP;
+    for (int k = 0; k < GROUP; k++, next++)
+      for (int r = 0; r < rows; r++) {
+        parts[r][0] += x[r * GROUP + k] * (*next)[0];
+        parts[r][1] += x[r * GROUP + k] * (*next)[1];
+      }
+  }
+  for (int r = 0; r < rows; r++)
+    for (int half = 0; half < 2; half++) sums[r][half] = parts[r][half];
+}
