@@ -142,6 +142,21 @@ def read_fields(path: str | Path) -> Mapping[str, Any]:
     return _with_descriptor(path, lambda descriptor: _read_fields(_cursor(descriptor, MAX_WORDS))[0])
 
 
+def read_vector(path: str | Path, tensor: GgufTensor) -> list[float]:
+    """Read a vector in float32. Raises ConfigError if it is of another type, or cannot be read."""
+    size = math.prod(tensor.shape)
+
+    def read(descriptor: int) -> list[float]:
+        if tensor.kind.name != "F32":
+            raise _Damaged(f"a vector of factors is {tensor.kind.name}, and F32 is read")
+        content = os.pread(descriptor, 4 * size, tensor.begin)
+        if len(content) < 4 * size:
+            raise _Damaged("it ends within a vector of factors")
+        return list(struct.unpack(f"<{size}f", content))
+
+    return _with_descriptor(Path(path), read)
+
+
 @lru_cache(maxsize=1)
 def _header(path: Path, changed: int, size: int) -> GgufHeader:
     return _with_descriptor(path, _read)

@@ -10,7 +10,10 @@ from typing import Any
 
 from orca_jax.checks import short
 from orca_jax.errors import ConfigError
-from orca_jax.gguf_file.header import GgufHeader, read_header
+from orca_jax.gguf_file.header import GgufHeader, read_header, read_vector
+
+FREQUENCIES = "rope_freqs.weight"
+"""The tensor with divisors of the frequencies of rotary positions."""
 
 _LLAMA = {
     "context_length": "max_position_embeddings",
@@ -125,6 +128,10 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
     if architecture.model_type == "phi3" and isinstance(rotated, int) and head_dim > 0:
         hf["partial_rotary_factor"] = rotated / head_dim
         others -= {"rope.dimension_count"}
+    if FREQUENCIES in tensors and name == "llama":  # as of Llama 3.1: the divisor of each frequency, at all positions
+        factors = read_vector(path, tensors[FREQUENCIES])
+        kind = {"rope_type": "longrope", "attention_factor": 1.0, "short_factor": factors, "long_factor": factors}
+        hf["rope_parameters"] = kind
     for key in sorted(others):
         if key not in _WITHOUT_EFFECT or not _WITHOUT_EFFECT[key](values[key], hf):
             message = f"{path}: {name}.{key} = {short(values[key])} is not supported from GGUF; use safetensors"

@@ -25,7 +25,7 @@ from orca_jax.kernels.native import Library
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.stripes import read_exactly
-from orca_jax.model.gguf.config import Architecture, architecture_of
+from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
 from orca_jax.model.layers import Linear, Table
 from orca_jax.model.packed import stored_bits
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
 _PARTS = ("words", "scales", "minima", "units")
-_SCALED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_SCALED = (FREQUENCIES, "rope_factors_long.weight", "rope_factors_short.weight")
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
 
@@ -185,7 +185,9 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
         CheckpointError: lists every missing, unexpected and misshapen tensor, and those of unknown types.
     """
     file = _model_file(path, config)
-    stored = file.tensors
+    stored = dict(file.tensors)
+    if file.architecture.model_type == "llama":
+        stored.pop(FREQUENCIES, None)  # a part of the configuration
     scaled = [f"{key}: scaled rotary positions are not supported from GGUF" for key in _SCALED if key in stored]
     if scaled:
         raise CheckpointError(str(path), scaled, remedy="Use the model with safetensors")

@@ -20,6 +20,7 @@ from orca_jax.bundled import texts_of
 from orca_jax.config import EngineConfig
 from orca_jax.errors import CheckpointError, ConfigError
 from orca_jax.gguf_file.header import read_header
+from orca_jax.layer_config import RopeConfig
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
@@ -30,12 +31,13 @@ ARCHITECTURES = {
     "gpt2-12-heads": "gpt2",
     "llama-12-heads-3-groups": "llama",
     "llama-biases-sharded": "llama",
+    "llama-rope-llama3": "llama",
     "olmo2": "olmo2",
     "phi3-window": "phi3",
     "qwen2-tied": "qwen2",
     "qwen3": "qwen3",
 }
-OTHERS = ("gpt2-12-heads", "phi3-window")
+OTHERS = ("gpt2-12-heads", "llama-12-heads-3-groups", "phi3-window")
 OF_GPT2 = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
@@ -50,6 +52,21 @@ def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
     """As `LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py."""
     shape = (num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
     return values.reshape(shape).swapaxes(1, 2).reshape(values.shape)
+
+
+def frequency_factors(rope: RopeConfig, head_dim: int) -> np.ndarray:
+    """As `LlamaModel.generate_extra_tensors` of llama.cpp's convert_hf_to_gguf.py."""
+    length, found = rope.original_max_position, []
+    for freq in 1 / rope.theta ** (np.arange(0, head_dim, 2) / head_dim):
+        wavelength = 2 * np.pi / freq
+        smooth = (length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        if wavelength < length / rope.high_freq_factor:
+            found.append(1.0)
+        elif wavelength > length / rope.low_freq_factor:
+            found.append(rope.factor)
+        else:
+            found.append(1 / ((1 - smooth) / rope.factor + smooth))
+    return np.array(found, np.float32)
 
 
 def write(path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | None = None, **changes: Any) -> Path:
@@ -79,6 +96,8 @@ def write(path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | 
             writer.add_sliding_window(config.sliding_window)
     for key, value in changes.items():
         writer.add_key_value(f"{architecture}.{key}", value, gguf.GGUFValueType.get_type(value))
+        if config.rope.kind == "llama3":
+            writer.add_tensor("rope_freqs.weight", frequency_factors(config.rope, config.head_dim))
     writer.add_eos_token_id(5)
     add_fields(writer, **(texts or {}))
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_layers)
@@ -103,7 +122,7 @@ def write(path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | 
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-12-heads-3-groups", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+    "name", ["llama-rope-llama3", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     decoder = load_decoder(write(tmp_path / "model.gguf", name), dtype="float32", mesh=mesh_of(2))
