@@ -6,6 +6,7 @@ reads a mapped file beyond its end is killed (SIGBUS). Here a file that is cut m
 
 import math
 import os
+import re
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ MAX_LISTED = 4096  # values of a list in a header that is kept; vocabularies are
 MAX_WORDS = 2**20  # values of a list in metadata that are read once
 _MAX_DIMENSIONS = 4  # as in ggml
 _VERSIONS = (2, 3)
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _FORMATS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 """Types of numbers, in the words of `struct`."""
 _FLOAT32, _TEXT, _LIST = 6, 8, 9
@@ -40,12 +42,14 @@ class GgufTensor(NamedTuple):
         kind: type of its values.
         begin: its first byte in the file.
         row_bytes: bytes of a row in the file.
+        part: index of the file among the parts of a model.
     """
 
     shape: tuple[int, ...]
     kind: "GGMLQuantizationType"
     begin: int
     row_bytes: int
+    part: int = 0
 
 
 class GgufHeader(NamedTuple):
@@ -126,6 +130,8 @@ class _Cursor:
 def read_header(path: str | Path) -> GgufHeader:
     """Read the header of a file. It is kept while the file stays the same, since long vocabularies take a second.
 
+    Of the first of several parts it has the tensors of all of them.
+
     Raises:
         ConfigError: the file cannot be read, is damaged, or was cut.
     """
@@ -140,6 +146,18 @@ def read_fields(path: str | Path) -> Mapping[str, Any]:
     """Read the metadata of a file with their vocabularies. Raises ConfigError as `read_header` does."""
     path = Path(path)
     return _with_descriptor(path, lambda descriptor: _read_fields(_cursor(descriptor, MAX_WORDS))[0])
+
+
+def parts_of(path: Path, header: GgufHeader) -> list[Path]:
+    """The files of a model from its first one on. Raises ConfigError if `path` is another one of several."""
+    count, number = header.fields.get("split.count", 1), header.fields.get("split.no", 0)
+    if count in (0, 1):
+        return [path]
+    name = _PART.fullmatch(path.name)
+    if type(count) is not int or name is None or int(name[2]) != 1 or int(name[3]) != count or number != 0:
+        message = f"{path} is one of several parts: give the first one, NAME-00001-of-0000N.gguf, beside the others"
+        raise ConfigError(message, param="model")
+    return [path.with_name(f"{name[1]}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
 
 
 def read_vector(path: str | Path, tensor: GgufTensor) -> list[float]:
@@ -159,7 +177,12 @@ def read_vector(path: str | Path, tensor: GgufTensor) -> list[float]:
 
 @lru_cache(maxsize=1)
 def _header(path: Path, changed: int, size: int) -> GgufHeader:
-    return _with_descriptor(path, _read)
+    header = _with_descriptor(path, _read)
+    tensors = dict(header.tensors)
+    for part, other in enumerate(parts_of(path, header)[1:], 1):
+        found = _with_descriptor(other, _read).tensors
+        tensors |= {name: tensor._replace(part=part) for name, tensor in found.items()}
+    return header._replace(tensors=tensors)
 
 
 def _with_descriptor[T](path: Path, read: Callable[[int], T]) -> T:

@@ -101,14 +101,14 @@ def pack_bits(matrix: FewBits, width: int, splits: int = 1) -> PackedBits:
     numbers = (matrix.values.astype(jnp.int32) + offset).astype(jnp.uint32)
 
     def placed(numbers: Array, bits: int) -> Array:
-        words = numbers.reshape(inputs // part_inputs(matrix.bits), -1, 32 // bits, outputs) << shifts(bits)[:, None]
-        return words.sum(axis=2, dtype=jnp.uint32)
+        words = numbers.reshape(-1, 32 // bits, outputs) << shifts(bits)[:, None]
+        return words.sum(axis=1, dtype=jnp.uint32)
 
     low = low_bits(matrix.bits)
     words = placed(numbers & ((1 << low) - 1), low)
     if matrix.bits > low:
-        words = jnp.concatenate([words, placed(numbers >> low, matrix.bits - low)], axis=1)
-    words = words.reshape(-1, outputs)
+        both, parts = (words, placed(numbers >> low, matrix.bits - low)), inputs // part_inputs(matrix.bits)
+        words = jnp.concatenate([each.reshape(parts, -1, outputs) for each in both], axis=1).reshape(-1, outputs)
     old = inputs // matrix.scales.shape[0]
     repeats = 1 if old == inputs else old // _group(inputs // splits, old)
 

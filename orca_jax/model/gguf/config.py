@@ -105,13 +105,11 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
     """The metadata of a file with the names of a config.json.
 
     Raises:
-        ConfigError: the file cannot be read, is one of several parts, or has an architecture or a key that is not
-            supported. The message names it.
+        ConfigError: the file cannot be read, is not the first one of several parts, or has an architecture or a key
+            that is not supported. The message names it.
     """
     header = read_header(path)
     name, architecture = architecture_of(header, path)
-    if header.fields.get("split.count", 0) not in (0, 1):
-        raise ConfigError(f"{path} is one of several parts; merge them with llama-gguf-split --merge", param="model")
     tensors, begin = header.tensors, f"{name}."
     values = {key.removeprefix(begin): value for key, value in header.fields.items() if key.startswith(begin)}
     found = {architecture.keys[key]: value for key, value in values.items() if key in architecture.keys}

@@ -138,7 +138,7 @@ def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
     order = [*range(0, size, 2), *range(1, size, 2)]
     rest = (numbers >> 4).reshape(rows, -1, size)[..., order]
     if bits == 5:
-        last = np.packbits(rest, axis=-1, bitorder="little")
+        last: np.ndarray = np.packbits(rest, axis=-1, bitorder="little")
     else:
         fours = rest.reshape(*rest.shape[:2], 4, 4)
         last = fours[..., 0] | fours[..., 1] << 2 | fours[..., 2] << 4 | fours[..., 3] << 6

@@ -20,7 +20,7 @@ from jaxtyping import Array
 from orca_jax.checks import open_regular
 from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError
-from orca_jax.gguf_file.header import GgufTensor, read_header
+from orca_jax.gguf_file.header import GgufTensor, parts_of, read_header
 from orca_jax.kernels.native import Library
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
@@ -71,7 +71,7 @@ class GgufMatrix:
 
     @property
     def order(self) -> tuple[int, int]:
-        return 0, self.tensor.begin
+        return self.tensor.part, self.tensor.begin
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Dequantise the rows from `start` on into a contiguous matrix. Raises OSError."""
@@ -194,13 +194,16 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
     files = Files()
     files.tensors |= {file.keys.get(theirs, theirs): _described(tensor) for theirs, tensor in stored.items()}
     with ExitStack() as stack:
-        try:
-            descriptor = open_regular(path)
-        except OSError as error:
-            raise CheckpointError(str(path), [f"the file cannot be read: {first_line(error)}"]) from None
-        stack.callback(os.close, descriptor)
+        descriptors = []
+        for part in parts_of(path, read_header(path)):
+            try:
+                descriptors.append(open_regular(part))
+            except OSError as error:
+                raise CheckpointError(str(part), [f"the file cannot be read: {first_line(error)}"]) from None
+            stack.callback(os.close, descriptors[-1])
         for theirs, key in file.keys.items():
             if theirs in stored:
+                descriptor = descriptors[stored[theirs].part]
                 files.rows[key] = GgufMatrix(key, stored[theirs], descriptor, file.permutation(theirs))
         leaves = flat_parameters(wanted.shapes)
         kept = [name.removesuffix(".words") for name in leaves if name.endswith(".words")]
@@ -209,7 +212,7 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
         def read(name: str) -> dict[str, Array]:
             found = file.matrix(name, wanted.first_layer)
             assert found is not None, f"{path} has changed"
-            return _read_bits(name, found, descriptor, leaves)
+            return _read_bits(name, found, descriptors[found.tensor.part], leaves)
 
         def read_all() -> dict[str, Array]:
             with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
