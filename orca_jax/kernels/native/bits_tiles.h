@@ -23,6 +23,7 @@ typedef struct {
   const uint32_t *words;
   float *out;
   int64_t rows, inputs, outputs, groups, num_units;  // groups of scales, and units of a column
+  uint32_t group, unit;                              // inputs of one
   int bits, is_float32, is_half;                     // `is_half`: scales and minima are float16
   // x by groups of GROUP inputs, then by rows
   void *numbers;    // float32 or int16
@@ -65,8 +66,8 @@ INLINE Vector numbers_of(const void *numbers, int64_t at, int is_half) {
 // Those of the input `first` of a block.
 INLINE Factors factors(const Product *p, int64_t block, int64_t first) {
   Factors found = {0};
-  const int64_t at = (block * p->groups + first * p->groups / p->inputs) * WIDTH, kinds = p->minima == NULL ? 1 : 2;
-  const int64_t unit = (block * p->num_units + first * p->num_units / p->inputs) * kinds * WIDTH;
+  const int64_t at = (block * p->groups + (uint32_t)first / p->group) * WIDTH, kinds = p->minima == NULL ? 1 : 2;
+  const int64_t unit = p->units == NULL ? 0 : (block * p->num_units + (uint32_t)first / p->unit) * kinds * WIDTH;
   for (int half = 0; half < 2; half++) {
     const int64_t here = at + half * LANES;
     if (p->units == NULL) {
@@ -87,7 +88,8 @@ INLINE Pairs pair_of(Pairs low, Pairs high, int k, const int bits) {
   const int each = LOW(bits), rest = bits - each;
   Pairs found = low >> k * each & (uint16_t)((1 << each) - 1);
   if (rest > 0) found |= (high >> k * rest & (uint16_t)((1 << rest) - 1)) << each;
-  return bits == 6 ? found - 32 : found;
+  if (bits == 6) found -= 32;
+  return found;
 }
 
 // `rows` of x by a chunk of a block, added to `sums` with the scales of each part. `rows` and `bits` are constants.

@@ -196,14 +196,17 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
   const XLA_FFI_DataType type = has_units     ? XLA_FFI_DataType_S8
                                 : p->is_half ? XLA_FFI_DataType_F16
                                              : XLA_FFI_DataType_F32;
-  const int64_t group = p->groups > 0 ? p->inputs / p->groups : 0, blocks = p->outputs / WIDTH;
-  const int64_t each = has_units && p->num_units > 0 ? p->groups / p->num_units : 1;  // groups of a unit
-  return p->bits >= 4 && p->bits <= 8 && p->bits != 7 && p->outputs % WIDTH == 0 &&
-         group * p->groups == p->inputs && group % PART(p->bits) == 0 &&
+  const int64_t blocks = p->outputs / WIDTH;
+  p->group = p->groups > 0 ? p->inputs / p->groups : 0;
+  p->unit = p->num_units > 0 ? p->inputs / p->num_units : 0;
+  const int fits = p->group * p->groups == p->inputs && p->group % PART(p->bits) == 0 &&
+                   (!has_units || (p->unit * p->num_units == p->inputs && p->unit % p->group == 0));
+  return fits && p->bits >= 4 && p->bits <= 8 && p->bits != 7 && p->outputs % WIDTH == 0 &&
+         (p->bits != 6 || !has_minima) &&
          has_shape(words, XLA_FFI_DataType_U32, blocks, p->inputs * p->bits / 32, WIDTH) &&
          has_shape(scales, type, blocks, p->groups, WIDTH) &&
          (!has_minima || has_shape(minima, type, blocks, p->groups, WIDTH)) &&
-         (!has_units || (each > 0 && has_shape(units, XLA_FFI_DataType_F16, blocks, p->groups / each, kinds * WIDTH)));
+         (!has_units || has_shape(units, XLA_FFI_DataType_F16, blocks, p->num_units, kinds * WIDTH));
 }
 
 // Arguments: x; then for each product words, scales, minima and units; these two are empty if there are none. Results:

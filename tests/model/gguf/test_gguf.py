@@ -96,8 +96,8 @@ def write(path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | 
             writer.add_sliding_window(config.sliding_window)
     for key, value in changes.items():
         writer.add_key_value(f"{architecture}.{key}", value, gguf.GGUFValueType.get_type(value))
-        if config.rope.kind == "llama3":
-            writer.add_tensor("rope_freqs.weight", frequency_factors(config.rope, config.head_dim))
+    if config.rope is not None and config.rope.kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", frequency_factors(config.rope, config.head_dim))
     writer.add_eos_token_id(5)
     add_fields(writer, **(texts or {}))
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_layers)
