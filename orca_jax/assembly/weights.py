@@ -70,12 +70,12 @@ class WeightUpdater:
                 to the type of the weights.
 
         Raises:
-            ConfigError: the weights are quantised ones of a GGUF file.
+            ConfigError: the weights have the bits of a GGUF file.
             CheckpointError: lists every missing, unexpected, misshapen and unreadable parameter, and those of other
                 types. The weights in use are unchanged.
         """
-        if self._placed.weights.keep_bits is not None:
-            message = "weights of a GGUF file with quantised tensors cannot be replaced: serve safetensors"
+        if self._placed.weights.keep_bits is not None and self._placed.library is not None:
+            message = "weights in the bits of a GGUF file cannot be replaced: serve safetensors"
             raise ConfigError(message, param="model")
         try:
             return partial(self._put, self._views(source))
