@@ -16,7 +16,7 @@ from orca_jax.exec.programs import Programs
 from orca_jax.exec.stage import StageModel
 from orca_jax.kernels.native import Library
 from orca_jax.model.block import Block
-from orca_jax.model.load import Loading, prepare_load, tensor_mesh
+from orca_jax.model.load import KeepBits, Loading, prepare_load, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import progress_bar
@@ -113,7 +113,7 @@ def place_model(
     for index, span in enumerate(spans(weights.config, num_stages)):
         mesh = tensor_mesh(devices[index * size : (index + 1) * size])
         shapes = weights.shapes(mesh, span)
-        _arrange_for(weights, devices, library, shapes)
+        _arrange_for(weights.keep_bits, devices, library, shapes)
         if library is not None:
             shapes.pack(library, len(devices))
         stages.append(PlacedStage(mesh, shapes))
@@ -172,19 +172,22 @@ def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel
     name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
     # Quantised weights are read in the form of the plain ones, so both have to be unstacked, or neither.
     reads_stacks = isinstance(stage.shapes.blocks, Block) or placed.weights.keep_bits is not None
-    form = partial(_arrange_for, placed.weights, placed.devices, placed.library if reads_stacks else None)
+    keep, library = placed.weights.keep_bits, placed.library if reads_stacks else None
+    form = partial(_arrange_for, keep, placed.devices, library)
     decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, form)
     if placed.library is not None:
         decoder.pack(placed.library, len(placed.devices))
     return StageModel(decoder, stage.mesh)
 
 
-def _arrange_for(weights: Loading, devices: list[jax.Device], library: Library | None, decoder: Decoder) -> None:
+def _arrange_for(
+    keep_bits: KeepBits | None, devices: list[jax.Device], library: Library | None, decoder: Decoder
+) -> None:
     """`arrange`, with the bits of the files where the library multiplies them."""
-    keeps = library is not None and weights.keep_bits is not None
+    keeps = library is not None and keep_bits is not None
     arrange(devices[0].platform, decoder, None if keeps else library)
-    if library is not None and weights.keep_bits is not None:
-        weights.keep_bits(decoder, library, len(devices))
+    if library is not None and keep_bits is not None:
+        keep_bits(decoder, library, len(devices))
 
 
 def arrange(platform: str, decoder: Decoder, library: Library | None = None) -> None:

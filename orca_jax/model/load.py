@@ -39,6 +39,9 @@ from orca_jax.progress import Progress
 
 logger = logging.getLogger(__name__)
 
+type KeepBits = Callable[[Decoder, Library, int], None]
+"""A function that gives matrices the form of their bits in the files, for so many devices."""
+
 
 def tensor_mesh(devices: list[Any]) -> Mesh:
     """A mesh of `devices` along the tensor axis. XLA propagates shardings on it by itself."""
@@ -108,7 +111,7 @@ class Loading:
     dtype: DType
     _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
-    keep_bits: Callable[[Decoder, Library, int], None] | None = None
+    keep_bits: KeepBits | None = None
 
     @property
     def is_random(self) -> bool:
