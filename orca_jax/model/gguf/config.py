@@ -36,6 +36,13 @@ _GPT2 = {
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
     "vocab_size": "vocab_size",
 }
+_GEMMA = {
+    **_LLAMA,
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_GEMMA_GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 _WITHOUT_EFFECT: Mapping[str, Callable[[object, Mapping[str, Any]], bool]] = {
     "attention.value_length": lambda value, hf: value == _head_dim(hf),
     "expert_count": lambda value, hf: value == 0,
@@ -57,6 +64,8 @@ class Architecture:
         is_permuted: True if the rows of queries and keys are stored in another order.
         transposed: ends of the names of matrices that are stored the other way round than in safetensors.
         biases: keys of the config.json, each True if this tensor is in the file.
+        norm_offset: what scales of norms have more than in safetensors.
+        largest: layers of the model whose scale of scores is that of its width, and not that of a head; 0 for none.
     """
 
     model_type: str
@@ -65,9 +74,14 @@ class Architecture:
     is_permuted: bool = False
     transposed: tuple[str, ...] = ()
     biases: Mapping[str, str] = field(default_factory=dict)
+    norm_offset: float = 0.0
+    largest: int = 0
 
 
 ARCHITECTURES = {
+    "gemma": Architecture("gemma", constants={"hidden_act": "gelu_pytorch_tanh"}, norm_offset=1.0),
+    "gemma2": Architecture("gemma2", _GEMMA, _GEMMA_GELU, norm_offset=1.0, largest=46),
+    "gemma3": Architecture("gemma3_text", _GEMMA, _GEMMA_GELU, norm_offset=1.0, largest=62),
     "gpt2": Architecture(
         "gpt2", _GPT2, transposed=("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
     ),
@@ -126,6 +140,9 @@ def hf_config_of(path: str | Path) -> dict[str, Any]:
     if architecture.model_type == "phi3" and isinstance(rotated, int) and head_dim > 0:
         hf["partial_rotary_factor"] = rotated / head_dim
         others -= {"rope.dimension_count"}
+    if architecture.largest and head_dim > 0:  # as in llama.cpp, which has no key for it
+        is_largest = hf.get("num_hidden_layers") == architecture.largest
+        hf["query_pre_attn_scalar"] = hf["hidden_size"] / hf["num_attention_heads"] if is_largest else head_dim
     if FREQUENCIES in tensors and name == "llama":  # as of Llama 3.1: the divisor of each frequency, at all positions
         factors = read_vector(path, tensors[FREQUENCIES])
         kind = {"rope_type": "longrope", "attention_factor": 1.0, "short_factor": factors, "long_factor": factors}

@@ -45,7 +45,7 @@ _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
 @dataclass(frozen=True, eq=False)
 class GgufMatrix:
-    """A vector or matrix of a GGUF file as float32.
+    """A vector or matrix of a GGUF file as float32, less `offset`.
 
     `permutation` has the stored row of each row, or in a vector the stored column of each column.
     """
@@ -54,6 +54,7 @@ class GgufMatrix:
     tensor: GgufTensor
     descriptor: int
     permutation: np.ndarray | None = None
+    offset: float = 0.0
 
     dtype = np.dtype(np.float32)
 
@@ -88,6 +89,7 @@ class GgufMatrix:
             rows = rows[needed - first]
         found = dequantize(rows, self.tensor.kind)
         values[:] = found if self.permutation is None or is_matrix else found[:, self.permutation]
+        values -= np.float32(self.offset)
 
 
 class GgufShape(NamedTuple):
@@ -204,7 +206,8 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
         for theirs, key in file.keys.items():
             if theirs in stored:
                 descriptor = descriptors[stored[theirs].part]
-                files.rows[key] = GgufMatrix(key, stored[theirs], descriptor, file.permutation(theirs))
+                offset = file.architecture.norm_offset if theirs.endswith("norm.weight") else 0.0
+                files.rows[key] = GgufMatrix(key, stored[theirs], descriptor, file.permutation(theirs), offset)
         leaves = flat_parameters(wanted.shapes)
         kept = [name.removesuffix(".words") for name in leaves if name.endswith(".words")]
         paths = frozenset(f"{name}.{part}" for name in kept for part in _PARTS)

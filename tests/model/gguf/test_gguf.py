@@ -28,6 +28,8 @@ from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.text.test_gguf_texts import add_fields
 
 ARCHITECTURES = {
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
     "gpt2-12-heads": "gpt2",
     "llama-12-heads-3-groups": "llama",
     "llama-biases-sharded": "llama",
@@ -37,7 +39,7 @@ ARCHITECTURES = {
     "qwen2-tied": "qwen2",
     "qwen3": "qwen3",
 }
-OTHERS = ("gpt2-12-heads", "llama-12-heads-3-groups", "phi3-window")
+OTHERS = ("gemma2", "gemma3", "gpt2-12-heads", "llama-12-heads-3-groups", "phi3-window")
 OF_GPT2 = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
@@ -69,11 +71,13 @@ def frequency_factors(rope: RopeConfig, head_dim: int) -> np.ndarray:
     return np.array(found, np.float32)
 
 
-def write(path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | None = None, **changes: Any) -> Path:
+def write(
+    path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | None = None, split: int = 0, **changes: Any
+) -> Path:
     """Write a reference model as llama.cpp's converter does. `changes` are further keys of the architecture."""
     architecture = ARCHITECTURES[name]
     config = read_model_config(REFERENCE / name)
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.embed_dim)
     writer.add_block_count(config.num_layers)
@@ -94,6 +98,10 @@ def write(path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | 
             writer.add_value_length(config.head_dim)
         if config.sliding_window is not None:
             writer.add_sliding_window(config.sliding_window)
+        if config.attention_soft_cap is not None:
+            writer.add_attn_logit_softcapping(config.attention_soft_cap)
+        if config.logit_soft_cap is not None:
+            writer.add_final_logit_softcapping(config.logit_soft_cap)
     for key, value in changes.items():
         writer.add_key_value(f"{architecture}.{key}", value, gguf.GGUFValueType.get_type(value))
     if config.rope is not None and config.rope.kind == "llama3":
@@ -109,6 +117,12 @@ def write(path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | 
         theirs = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if theirs is None:
             continue
+        if config.norm_offset and theirs.endswith("norm.weight"):
+            values = values + config.norm_offset
+        if config.attention_scale is not None and theirs.endswith(
+            "attn_q_norm.weight" if config.qk_norm else "attn_q.weight"
+        ):
+            values = values * config.attention_scale * config.head_dim**0.5  # of queries: files have no scale of scores
         values = np.ascontiguousarray(values, np.float32)
         if kind != Kind.F32 and values.shape[-1] % 32 == 0 and values.ndim > 1:
             writer.add_tensor(theirs, gguf.quantize(values, kind), raw_dtype=kind)
@@ -153,6 +167,18 @@ def test_types_are_dequantised_by_the_library(tmp_path: Path, kind: Kind) -> Non
     stored = tensors_of(name)["model.layers.1.self_attn.q_proj.weight"]
     expected = gguf.dequantize(gguf.quantize(stored, kind), kind).T
     np.testing.assert_array_equal(found["blocks.attention.query.kernel"][1], expected)
+
+
+def test_parts_of_a_file_are_read_as_one(tmp_path: Path) -> None:
+    whole, path = write(tmp_path / "model.gguf", "qwen3"), write(tmp_path / "parts.gguf", "qwen3", split=9)
+    first, *others = sorted(path.parent.glob("parts-*.gguf"))
+    ours, theirs = (load_decoder(source, dtype="float32", mesh=mesh_of(1)) for source in (first, whole))
+    found, expected = (flat_parameters(nnx.state(decoder)) for decoder in (ours, theirs))
+    assert len(others) > 1 and all(np.array_equal(value, expected[key]) for key, value in found.items())
+    assert "is one of several parts: give the first one" in refused(others[0])
+    others[0].unlink()
+    os.utime(first)
+    assert str(others[0]) in refused(first)
 
 
 def refused(path: Path) -> str:
