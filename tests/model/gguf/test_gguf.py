@@ -201,7 +201,7 @@ def test_unsupported_files_are_refused_by_name(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    assert "architecture 'mamba' is not supported, only gpt2, llama" in refused(path)
+    assert "architecture 'mamba' is not supported, only gemma, gemma2, gemma3, gpt2, llama" in refused(path)
     writer = GGUFWriter(path, "phi3")
     writer.add_rope_dimension_count(8)
     writer.write_header_to_file()
