@@ -43,12 +43,41 @@ class ServerConfig:
     generation_config: str = flag_field("auto", "model")
     tool_call_parser: (
         Literal[
-            "hermes", "llama3_json", "llama4_json", "llama4_pythonic", "mistral", "pythonic", "qwen3_coder", "qwen3_xml"
+            "deepseek_v3",
+            "deepseek_v31",
+            "functiongemma",
+            "gemma4",
+            "glm45",
+            "glm47",
+            "hermes",
+            "kimi_k2",
+            "lfm2",
+            "llama3_json",
+            "llama4_json",
+            "llama4_pythonic",
+            "mistral",
+            "openai",
+            "pythonic",
+            "qwen3_coder",
+            "qwen3_xml",
         ]
         | None
     ) = flag_field(None, "model")
     reasoning_parser: (
-        Literal["deepseek_r1", "glm45", "minimax_m2", "mistral", "none", "olmo3", "qwen3", "seed_oss"] | None
+        Literal[
+            "deepseek_r1",
+            "deepseek_v3",
+            "glm45",
+            "kimi_k2",
+            "minimax_m2",
+            "mistral",
+            "none",
+            "olmo3",
+            "openai_gptoss",
+            "qwen3",
+            "seed_oss",
+        ]
+        | None
     ) = flag_field(None, "model")
     unknown_fields: Literal["refuse", "ignore"] = flag_field("refuse", "model")
     max_logprobs: int = flag_field(MAX_LOGPROBS, "model")

@@ -1,6 +1,7 @@
 """Conversion of messages and tools into a prompt, and the form of the answer: its constraint and its parser."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -26,7 +27,8 @@ from orca_jax.openai.schema.chat import (
 )
 from orca_jax.openai.schema.tokens import TokenizeRequest
 from orca_jax.request import StructuredOutput
-from orca_jax.text.calls.grammar import CannotEnforceError, calls_or_format, text_with_calls
+from orca_jax.text.calls.grammar import CannotEnforceError, calls_or_format, harmony_form, text_with_calls
+from orca_jax.text.calls.harmony import HARMONY, HarmonyParser
 from orca_jax.text.reasoning import ReasoningParser, opening_of, thinking_first
 from orca_jax.text.tools import (
     ToolParser,
@@ -236,6 +238,8 @@ def answer_form(service: Service, call: ChatRequest, rules: ToolRules, prompt: s
     asked, ignored = _constraint(service, call, rules)
     make_calls, tags, specials = rules.make_parser, service.model.think_tags, service.model.specials
     form = AnswerForm(asked.structured, make_calls, rules.shows_special_tokens, ignored, asked.left_out)
+    if service.model.tool_call_parser == HARMONY and rules.forced is None:
+        return _of_messages(form, call, rules)
     if tags is None or (opening := opening_of(prompt, tags, bool(call.continue_final_message))) == "closed":
         return form
     return form._replace(
@@ -244,6 +248,13 @@ def answer_form(service: Service, call: ChatRequest, rules: ToolRules, prompt: s
         shows_special_tokens=form.shows_special_tokens or not specials.keys().isdisjoint(tags),
         has_reasoning=True,
     )
+
+
+def _of_messages(form: AnswerForm, call: ChatRequest, rules: ToolRules) -> AnswerForm:
+    """The form of an answer of gpt-oss, whose parser separates calls and reasoning."""
+    names, is_answer = {tool_name(tool) for tool in rules.shown}, bool(call.continue_final_message)
+    make = partial(HarmonyParser, names, is_answer=is_answer)
+    return form._replace(make_parser=make, shows_special_tokens=True, has_reasoning=True)
 
 
 def _constraint(service: Service, call: ChatRequest, rules: ToolRules) -> tuple[AskedForm, tuple[str, ...]]:
@@ -256,10 +267,11 @@ def _constraint(service: Service, call: ChatRequest, rules: ToolRules) -> tuple[
         tools, left_out = enforced_tools(rules.shown, is_forced=True)
         schema = forced_tools_schema(tools, rules.forced, parallel)
         return AskedForm(StructuredOutput("json_schema", schema), left_out), ()
-    asked = asked_form(call.response_format, call.structured_outputs)
+    asked, name = asked_form(call.response_format, call.structured_outputs), service.model.tool_call_parser
     if rules.make_parser is None:
+        if asked.structured is not None and name == HARMONY and not call.continue_final_message:
+            asked = asked._replace(structured=harmony_form([], asked.structured, service.model.specials))
         return asked, ()
-    name = service.model.tool_call_parser
     assert name is not None, "a parser reads the calls"
     answer = asked.structured
     if answer is None and not any([is_strict(tool) for tool in rules.shown]):

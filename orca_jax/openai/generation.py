@@ -22,6 +22,7 @@ from orca_jax.openai.schema.answers import AnswerReason, CompletionDetails, Prom
 from orca_jax.request import FinishReason, RequestUpdate, TokenLogprobs
 from orca_jax.step import NOT_FINITE
 from orca_jax.telemetry.observer import RequestRecord
+from orca_jax.text.calls.harmony import HarmonyParser
 from orca_jax.text.reasoning import ReasoningParser
 from orca_jax.text.stream import OutputStream
 from orca_jax.text.tools import OutputPart, Reasoning, ToolCall, ToolParser
@@ -174,7 +175,7 @@ class OpenChoice:
 
     def _read(self, parser: ToolParser, update: RequestUpdate) -> list[OutputPart]:
         """The parts made from an update. Tokens of reasoning are read, and counted, one by one."""
-        if not isinstance(parser, ReasoningParser) or not parser.is_open:
+        if not isinstance(parser, ReasoningParser | HarmonyParser) or not parser.is_open:
             return self._parse(parser, update.new_ids, update.finish_reason)
         parts: list[OutputPart] = []
         ids = update.new_ids

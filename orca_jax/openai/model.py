@@ -18,6 +18,7 @@ from orca_jax.openai.errors import ApiError, PromptTooLong, api_error, engine_go
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.calls.dialects import ALIASES, inferred_parser
+from orca_jax.text.calls.harmony import HARMONY
 from orca_jax.text.encoding_threads import EncodingThreads
 from orca_jax.text.generation_config import read_generation_defaults
 from orca_jax.text.reasoning import ThinkTags, tags_of
@@ -282,7 +283,7 @@ def _think_tags(template: ChatTemplate | None, config: ServerConfig) -> ThinkTag
 
 
 def _tool_call_parser(template: ChatTemplate | None, config: ServerConfig) -> str | None:
-    name = config.tool_call_parser
+    name = HARMONY if config.reasoning_parser == "openai_gptoss" else config.tool_call_parser
     if name is not None or template is None:
         return None if name is None else ALIASES.get(name, name)
     found = inferred_parser(template.tool_source)

@@ -19,7 +19,7 @@ class ThinkTags(NamedTuple):
 
 _THINK = ThinkTags("<think>", "</think>")
 TAGS: Mapping[str, ThinkTags] = {
-    **dict.fromkeys(("deepseek_r1", "glm45", "minimax_m2", "olmo3", "qwen3"), _THINK),
+    **dict.fromkeys(("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "qwen3"), _THINK),
     "mistral": ThinkTags("[THINK]", "[/THINK]"),
     "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
 }

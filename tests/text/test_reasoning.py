@@ -111,7 +111,7 @@ def test_tags_come_from_the_template_or_the_flag() -> None:
         assert inferred_tags(template) is None
     assert tags_of("none", "<think></think>") is None and tags_of("mistral", "<think></think>") == TAGS["mistral"]
     kind = get_type_hints(ServerConfig)["reasoning_parser"]
-    assert set(get_args(get_args(kind)[0])) == {*TAGS, "none"}
+    assert set(get_args(get_args(kind)[0])) == {*TAGS, "none", "openai_gptoss"}
 
 
 OBJECT = StructuredOutput("json_schema", json.dumps({"properties": {"x": {"type": "integer"}}, "required": ["x"]}))

@@ -1,16 +1,21 @@
 """The forms of tool calls by name, and their parsers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from orca_jax.errors import ConfigError
-from orca_jax.text.calls.json_call import JsonCall, NamedCall
-from orca_jax.text.calls.members import PythonCall, TaggedCall
+from orca_jax.text.calls.braces import BracedCall
+from orca_jax.text.calls.harmony import HARMONY, HarmonyParser
+from orca_jax.text.calls.json_call import HEADS, JsonCall, NamedCall
+from orca_jax.text.calls.members import TAGS, PythonCall, TaggedCall
 from orca_jax.text.calls.parser import CallParser, CallReader, Dialect, OutputPart, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
 """Tools in OpenAI's shape: {"type": "function", "function": {"name": ..., "parameters": {...}}}."""
 
+_DEEPSEEK = {"<｜tool▁call▁begin｜>": "deepseek", "<｜tool▁calls▁end｜>": "end"}
+_KIMI = {"<|tool_call_begin|>": "kimi", "<|tool_calls_section_end|>": "end"}
 DIALECTS: Mapping[str, Dialect] = {
     # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of times
     "hermes": Dialect({"<tool_call>": "json"}, after={"json": {"</tool_call>": "end"}}),
@@ -29,10 +34,33 @@ DIALECTS: Mapping[str, Dialect] = {
         {"[": "python", "<|python_start|>": {"[": "python"}},
         {"python": {",": "python", "]": "end"}},
     ),
+    # the same, anywhere in the text, between the markers of LFM2
+    "lfm2": Dialect(
+        {"<|tool_call_start|>": {"[": "python"}}, after={"python": {",": "python", "]": {"<|tool_call_end|>": "end"}}}
+    ),
+    # a section of calls, each with its name before its arguments, see `json_call.HEADS`
+    "deepseek_v3": Dialect(
+        {"<｜tool▁calls▁begin｜>": {"<｜tool▁call▁begin｜>": "deepseek"}},
+        after={"deepseek": {"<｜tool▁call▁end｜>": _DEEPSEEK, "```": {"<｜tool▁call▁end｜>": _DEEPSEEK}}},
+    ),
+    "kimi_k2": Dialect(
+        {"<|tool_calls_section_begin|>": {"<|tool_call_begin|>": "kimi"}}, after={"kimi": {"<|tool_call_end|>": _KIMI}}
+    ),
+    # <tool_call>name, then <arg_key>key</arg_key><arg_value>value</arg_value> for each, and </tool_call>
+    "glm45": Dialect({"<tool_call>": "keyed"}),
+    # call:name{key:value,...}; texts are between two markers
+    "gemma4": Dialect({"<|tool_call>": {"call:": "gemma4"}}, after={"gemma4": {"<tool_call|>": "end"}}),
+    "functiongemma": Dialect(
+        {"<start_function_call>": {"call:": "functiongemma"}}, after={"functiongemma": {"<end_function_call>": "end"}}
+    ),
 }
+QUOTES: Mapping[str, str] = {"gemma4": '<|"|>', "functiongemma": "<escape>"}
+"""The markers around texts, by the dialect."""
 ALIASES: Mapping[str, str] = {
     "llama4_json": "llama3_json",
     "qwen3_xml": "qwen3_coder",
+    "deepseek_v31": "deepseek_v3",
+    "glm47": "glm45",
     "llama4_pythonic": "pythonic",
 }
 """vLLM's other names of these forms."""
@@ -50,6 +78,13 @@ _SIGNATURES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]] = (
     ("llama3_json", ("<|start_header_id|>", '{"name": function name, "parameters": '), ("<tool_call>", "<function=")),
     ("pythonic", ("[func_name1(params_name1=params_value1",), ("<tool_call>", "<function=")),
     ("mistral", ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"), ()),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), ()),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), ()),
+    ("glm45", ("<tool_call>", "<arg_key>", "<arg_value>"), ()),
+    ("gemma4", ("<|tool_call>", "call:", '<|"|>'), ()),
+    ("functiongemma", ("<start_function_call>", "call:"), ()),
+    ("lfm2", ("<|tool_call_start|>",), ()),
+    (HARMONY, ("<|channel|>", "<|message|>", "functions."), ()),
 )
 
 
@@ -66,7 +101,7 @@ class ToolParser(Protocol):
 
 
 def inferred_parser(template: str) -> str | None:
-    """Return the name of the format of calls that a chat template shows, or None if it shows none of `DIALECTS`."""
+    """Return the name of the format of calls that a chat template shows, or None if it shows none."""
     fitting = [
         name
         for name, present, absent in _SIGNATURES
@@ -81,17 +116,18 @@ def tool_parser(name: str, tools: Tools) -> ToolParser:
     The markers of some dialects are special tokens, so special tokens must not be skipped in decoding.
 
     Args:
-        name: one of `DIALECTS`, or of `ALIASES`.
+        name: one of `DIALECTS` or of `ALIASES`, or `HARMONY`.
         tools: the tools of the request; calls of other tools remain text.
 
     Raises:
         ConfigError: there is no such parser.
     """
+    if name == HARMONY:
+        return HarmonyParser({str(tool["function"]["name"]) for tool in tools})
     dialect = DIALECTS.get(ALIASES.get(name, name))
     if dialect is None:
-        raise ConfigError(
-            f"tool_call_parser must be one of {', '.join([*DIALECTS, *ALIASES])}, got {name!r}", "tool_call_parser"
-        )
+        names = ", ".join([*DIALECTS, HARMONY, *ALIASES])
+        raise ConfigError(f"tool_call_parser must be one of {names}, got {name!r}", "tool_call_parser")
     return CallParser(dialect, _maker(dialect, tools))
 
 
@@ -121,8 +157,9 @@ def _maker(dialect: Dialect, tools: Tools) -> Callable[[str], CallReader]:
     stop = next(iter(dialect.after.get("json", {})), "")
     readers: Mapping[str, Callable[[], CallReader]] = {
         "json": lambda: JsonCall(schemas, stop if stop.startswith("<") else ""),
-        "named": lambda: NamedCall(schemas),
-        "tagged": lambda: TaggedCall(schemas),
         "python": lambda: PythonCall(schemas),
+        **{kind: partial(NamedCall, schemas, kind) for kind in HEADS},
+        **{kind: partial(TaggedCall, schemas, kind) for kind in TAGS},
+        **{kind: partial(BracedCall, schemas, quote) for kind, quote in QUOTES.items()},
     }
     return lambda name: readers[name]()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from orca_jax.request import StructuredOutput
 from orca_jax.text.calls.dialects import DIALECTS, Tools
+from orca_jax.text.calls.harmony import HARMONY
 from orca_jax.text.calls.members import kinds_of
 from orca_jax.text.composed import composed, literal
 from orca_jax.text.tools import call_schema, is_strict, parameters_of, tool_name
@@ -52,7 +53,9 @@ def calls_or_format(
     Raises:
         CannotEnforceError: the dialect has no grammar for a strict tool.
     """
-    form = _form(name, tools, specials)
+    if name == HARMONY:
+        return harmony_form(tools, answer, specials)
+    form = _form(name, tools, specials, parallel)
     mark = literal(form.marker, specials) if form.marker else ""
     call = f"{form.before} {mark} {form.call}"
     further = f"({form.between} {call})*" if parallel else ""
@@ -65,7 +68,9 @@ def text_with_calls(name: str, tools: Tools, specials: Mapping[str, int], parall
 
     From the marker of a call on, the text is a call.
     """
-    form = _form(name, tools, specials)
+    if name == HARMONY:
+        return harmony_form(tools, None, specials)
+    form = _form(name, tools, specials, parallel)
     if form.marker in specials:
         head = f"head: TEXT? {literal(form.marker, specials)}\nTEXT: /(?s:.+)/"
     else:
@@ -79,9 +84,33 @@ def text_with_calls(name: str, tools: Tools, specials: Mapping[str, int], parall
     return composed("\n".join([start, *form.rules, _ANY]), form.parts)
 
 
-def _form(name: str, tools: Tools, specials: Mapping[str, int]) -> _Form:
+def harmony_form(tools: Tools, answer: StructuredOutput | None, specials: Mapping[str, int]) -> StructuredOutput:
+    """Return the constraint on the messages of gpt-oss: reasoning, and then a call or an answer, which may be free."""
+    channel, message, start, call = (
+        literal(f"<|{mark}|>", specials) for mark in ("channel", "message", "start", "call")
+    )
+    constrain, parts = literal("<|constrain|>", specials), dict[str, StructuredOutput]()
+    if answer is not None:
+        parts["format"] = answer
+    rules = [
+        f'start: ({channel} "analysis" {message} thought {start} "assistant")? ({"call | " if tools else ""}final)',
+        f'final: {channel} "final" {message} {"TEXT?" if answer is None else "@format"}',
+        _up_to("thought", "<|end|>", specials),
+        "WORDS: /(?s:.+)/\nTEXT: /(?s:.+)/",
+        _ANY,
+    ]
+    if tools:
+        schemas = {tool_name(tool): parameters_of(tool) if is_strict(tool) else {"type": "object"} for tool in tools}
+        one, of_tools = _named(schemas, f'"NAME" " "? {constrain}? "json"? {message} @arguments')
+        rules.append(f'call: {channel} "commentary to=functions." {one} {call}?')
+        parts |= of_tools
+    return composed("\n".join(rules), parts)
+
+
+def _form(name: str, tools: Tools, specials: Mapping[str, int], parallel: bool) -> _Form:
     assert name in DIALECTS, "the name is of a known dialect"
     schemas = {tool_name(tool): parameters_of(tool) if is_strict(tool) else {"type": "object"} for tool in tools}
+    more = "+" if parallel else ""
     match name:
         case "hermes":
             end = literal("</tool_call>", specials)
@@ -94,9 +123,84 @@ def _form(name: str, tools: Tools, specials: Mapping[str, int]) -> _Form:
             return _Form("", "@call", '"; "', begin=begin, others=_not_begun("{"), parts=parts)
         case "mistral":
             return _mistral(schemas, specials)
+        case "deepseek_v3":
+            begin, end, last, mark = (
+                literal(f"<｜tool▁{part}｜>", specials) for part in ("call▁begin", "call▁end", "calls▁end", "sep")
+            )
+            old = f'"function" {mark} "NAME\\n```json\\n" @arguments "\\n```"'
+            one, parts = _named(schemas, f'({old} | "NAME" {mark} @arguments)')
+            return _Form("<｜tool▁calls▁begin｜>", f"({begin} {one} {end}){more} {last}", parts=parts)
+        case "kimi_k2":
+            begin, end, last, mark = (
+                literal(f"<|tool_{part}|>", specials)
+                for part in ("call_begin", "call_end", "calls_section_end", "call_argument_begin")
+            )
+            one, parts = _named(schemas, f'"functions.NAME:" /[0-9]{{1,4}}/ {mark} @arguments')
+            return _Form("<|tool_calls_section_begin|>", f"({begin} {one} {end}){more} {last}", parts=parts)
         case "qwen3_coder":
             return _tagged(tools, specials)
+        case "glm45":
+            return _keyed(tools, specials)
+        case "gemma4" | "functiongemma":
+            return _braced(name, tools, specials)
+        case "lfm2":
+            form = _pythonic(tools)
+            start, end = (f"<|tool_call_{place}|>" for place in ("start", "end"))
+            further = f'(", " {form.call})*' if parallel else ""
+            calls = f'"[" {form.call} {further} "]" {literal(end, specials)}'
+            return _Form(start, calls, rules=form.rules, parts=form.parts)
     return _pythonic(tools)
+
+
+def _named(schemas: Mapping[str, Mapping[str, Any]], call: str) -> tuple[str, dict[str, StructuredOutput]]:
+    """Return the calls of all tools in Lark, from a call with NAME and @arguments; and the parts that they need."""
+    calls = [
+        call.replace("NAME", name).replace("@arguments", f"@arguments{number}") for number, name in enumerate(schemas)
+    ]
+    parts = {f"arguments{number}": _schema(schema) for number, schema in enumerate(schemas.values())}
+    return f"({' | '.join(calls)})", parts
+
+
+def _keyed(tools: Tools, specials: Mapping[str, int]) -> _Form:
+    key, key_end, value = (literal(tag, specials) for tag in ("<arg_key>", "</arg_key>", "<arg_value>"))
+    value_end, parts = literal("</arg_value>", specials), dict[str, StructuredOutput]()
+    between = f'{key_end} "\\n"? {value}'
+    rules = [
+        f'any_member: "\\n"? {key} KEY {between} any_value',
+        _up_to("any_value", "</arg_value>", specials),
+        "KEY: /[^<>\\n]{1,128}/",
+        "WORDS: /(?s:.+)/",
+    ]
+    for number, tool in enumerate(tools):
+        members = ["any_member*"]
+        if is_strict(tool):
+            members = []
+            for at, (name, schema, is_required) in enumerate(_members(parameters_of(tool))):
+                rule = f"member{number}_{at}"
+                members.append(rule if is_required else f"{rule}?")
+                text = _tagged_value(rule, schema, rules, parts, value_end)
+                rules.append(f'{rule}: "\\n"? {key} {json.dumps(name)} {between} {text}')
+        rules.append(f'tool{number}: {json.dumps(tool_name(tool))} {" ".join(members)} "\\n"?')
+    call = " | ".join([f"tool{number}" for number in range(len(tools))])
+    end = literal("</tool_call>", specials)
+    return _Form("<tool_call>", f"({call}) {end}", '"\\n"?', rules=rules, parts=parts)
+
+
+def _braced(name: str, tools: Tools, specials: Mapping[str, int]) -> _Form:
+    if any([is_strict(tool) for tool in tools]):
+        raise CannotEnforceError("texts between markers have no form")
+    start, end = ("<|tool_call>", "<tool_call|>")
+    if name == "functiongemma":
+        start, end = ("<start_function_call>", "<end_function_call>")
+    names = " | ".join([json.dumps(tool_name(tool)) for tool in tools])
+    rules = [_up_to("members", end, specials), "WORDS: /(?s:.+)/"]
+    return _Form(start, f'"call:" ({names}) "{{" members', rules=rules)
+
+
+def _up_to(rule: str, end: str, specials: Mapping[str, int]) -> str:
+    """Return a rule for any text up to `end`."""
+    mark = literal(end, specials)
+    return f"{rule}: WORDS? {mark}" if end in specials else f"{rule}[lazy]: ANY {mark}"
 
 
 def _mistral(schemas: Mapping[str, Mapping[str, Any]], specials: Mapping[str, int]) -> _Form:
@@ -124,7 +228,7 @@ def _tagged(tools: Tools, specials: Mapping[str, int]) -> _Form:
         for at, (key, schema, is_required) in enumerate(_members(parameters_of(tool))):
             rule = f"member{number}_{at}"
             members.append(rule if is_required else f"{rule}?")
-            value = _tagged_value(rule, schema, rules, parts)
+            value = _tagged_value(rule, schema, rules, parts, '"\\n</parameter>\\n"')
             rules.append(f"{rule}: {json.dumps(f'<parameter={key}>' + chr(10))} {value}")
         rules.append(f'tool{number}: {name} "\\n" {" ".join(members)}')
     outer, end = literal("<tool_call>", specials), literal("</tool_call>", specials)
@@ -139,9 +243,10 @@ def _tagged(tools: Tools, specials: Mapping[str, int]) -> _Form:
     )
 
 
-def _tagged_value(rule: str, schema: Mapping[str, Any], rules: list[str], parts: dict[str, StructuredOutput]) -> str:
-    """Return the value of a member in Lark, with its end."""
-    end = '"\\n</parameter>\\n"'
+def _tagged_value(
+    rule: str, schema: Mapping[str, Any], rules: list[str], parts: dict[str, StructuredOutput], end: str
+) -> str:
+    """Return the value of a member in Lark, with its end, and add what it needs to `rules` and `parts`."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         return f"({' | '.join(map(json.dumps, values))}) {end}"

@@ -11,8 +11,17 @@ from orca_jax.text.json_end import BLANKS
 
 _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\] \t\r\n]")
-_HEAD = re.compile(r"[ \t\r\n]*(?P<name>[a-zA-Z0-9_.-]{1,128})(\[CALL_ID\][a-zA-Z0-9_.-]*)?(\[ARGS\])?[ \t\r\n]*")
-_NOT_IN_HEAD = re.compile(r"[^a-zA-Z0-9_.\-\[\] \t\r\n]")
+_NAME = r"(?P<name>[a-zA-Z0-9_.-]{1,128})"
+HEADS = {
+    # name[ARGS]{...}, with [CALL_ID] and an id between them, or name{...}
+    "named": re.compile(rf"\s*{_NAME}(\[CALL_ID\][a-zA-Z0-9_.-]*)?(\[ARGS\])?\s*"),
+    # function<｜tool▁sep｜>name, and a block of JSON; in DeepSeek V3.1 name<｜tool▁sep｜>{...}
+    "deepseek": re.compile(rf"\s*(function<｜tool▁sep｜>)?{_NAME}\s*(<｜tool▁sep｜>)?\s*(```json)?\s*"),
+    # functions.name:number<|tool_call_argument_begin|>{...}
+    "kimi": re.compile(rf"\s*(functions\.)?{_NAME}(:\d+)?\s*(<\|tool_call_argument_begin\|>)?\s*"),
+}
+"""The texts before the arguments of a named call, by the reader."""
+_NOT_IN_HEAD = re.compile(r"[^a-zA-Z0-9_.\-\[\]<>|｜▁`: \t\r\n]")
 MOST_HEAD = 256  # characters before the arguments
 
 _CallPart = Literal["begin", "key", "colon", "value", "arguments", "next"]
@@ -219,11 +228,11 @@ class JsonCall:
 
 
 class NamedCall:
-    """The newer form of Mistral: name[ARGS]{...}, with [CALL_ID] and an id between them, or name{...}."""
+    """A call with its name before its arguments, which are JSON. `kind` is one of `HEADS`."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], kind: str = "named") -> None:
         self.state: CallState = "undecided"
-        self._names = names
+        self._names, self._form = names, HEADS[kind]
         self._head = ""
         self._calls: list[ToolCall] = []
         self._arguments = _Arguments("")
@@ -246,15 +255,16 @@ class NamedCall:
 
     def finish(self) -> None:
         """End the text."""
-        found = _HEAD.match(self._head)
-        if self.state == "undecided" and found is not None and "[" in self._head:
+        found = self._form.match(self._head)
+        has_mark = "[" in self._head or "<" in self._head
+        if self.state == "undecided" and found is not None and has_mark:
             self._open(found["name"])
 
     def _begin(self, text: str, at: int) -> int:
         other = _NOT_IN_HEAD.search(text, at)
         end = len(text) if other is None else other.start()
         self._head += text[at : min(end, at + MOST_HEAD)]
-        found = _HEAD.fullmatch(self._head)
+        found = self._form.fullmatch(self._head)
         if other is not None and other[0] == "{" and found is not None:
             self._open(found["name"])
         elif other is not None or len(self._head) >= MOST_HEAD:

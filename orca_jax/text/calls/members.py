@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from orca_jax.text.calls.json_call import decoded, is_json
 from orca_jax.text.calls.parser import CallState, ToolCall
@@ -13,7 +13,6 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of the arguments of each tool, by its name."""
 
 MOST_NAME = 160  # characters up to the end of a name, with blanks
-_END_OF_VALUE = "</parameter>"
 _NAME = re.compile(r"\s*([a-zA-Z0-9_.-]{1,128})\s*")
 _IN_PYTHON = re.compile(r"""["'()\[\]{},]""")
 _IN_STRING = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
@@ -25,7 +24,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-class _Members:
+class MembersCall:
     """A call whose arguments become the members of a JSON object."""
 
     def __init__(self, schemas: Schemas) -> None:
@@ -69,15 +68,35 @@ class _Members:
         self.state = "done"
 
 
-class TaggedCall(_Members):
-    """The form of Qwen3-Coder, from the name on: name>, <parameter=KEY>VALUE</parameter> for each, and </function>.
+class Tags(NamedTuple):
+    """The texts around the keys and values of a call."""
 
-    A value is on its own lines. The schema of the tool says if it is a string or JSON. Text between the tags is
-    left out.
+    name_end: str  # a character
+    key: str  # before a key
+    value: str  # between a key, its end, and the value
+    key_end: str
+    end: str  # after a value
+    ends: tuple[str, ...]  # of a call; the last one ends all calls
+    has_lines: bool  # a value is on its own lines
+
+
+TAGS: Mapping[str, Tags] = {
+    "tagged": Tags(">", "<parameter=", ">", "", "</parameter>", ("</function>", "</tool_call>"), has_lines=True),
+    "keyed": Tags("<", "<arg_key>", "<arg_value>", "</arg_key>", "</arg_value>", ("</tool_call>",), has_lines=False),
+}
+"""The tags of Qwen3-Coder and of GLM-4.5, by the reader."""
+
+
+class TaggedCall(MembersCall):
+    """A call in tags, from the name on: <parameter=KEY>VALUE</parameter> for each argument, or other `TAGS`.
+
+    The schema of the tool says if a value is a string or JSON. Text between the tags is left out.
     """
 
-    def __init__(self, schemas: Schemas) -> None:
+    def __init__(self, schemas: Schemas, kind: str = "tagged") -> None:
         super().__init__(schemas)
+        self._tags = TAGS[kind]
+        self._all = (self._tags.key, *self._tags.ends)
         self._tag = ""  # the part of a tag that has arrived
         self._key: str | None = None
         self._is_value = False
@@ -85,7 +104,8 @@ class TaggedCall(_Members):
     def feed(self, text: str, at: int) -> int:
         """Read `text` from `at` on. Returns the index after the last character read."""
         if self.state == "undecided":
-            at = self._read_name(text, at, ">")
+            at = self._read_name(text, at, self._tags.name_end)
+            self._tag = "<" if self._tags.name_end == "<" else ""
         while at < len(text) and self.state == "open":
             if self._key is None:
                 at = self._read_tag(text, at)
@@ -100,42 +120,48 @@ class TaggedCall(_Members):
             start = text.find("<", at)
             return len(text) if start < 0 else start
         self._tag += text[at]
-        if self._tag == "<parameter=":
+        if self._tag == self._tags.key:
             self._tag, self._key = "", ""
-        elif self._tag in ("</function>", "</tool_call>"):
-            is_end = self._tag == "</tool_call>"
+        elif self._tag in self._tags.ends:
+            is_end = self._tag == self._tags.ends[-1]
             self._close()
             self.state = "ended" if is_end else "done"
-        elif not any([tag.startswith(self._tag) for tag in ("<parameter=", "</function>", "</tool_call>")]):
+        elif not any([tag.startswith(self._tag) for tag in self._all]):
             self._tag = "<" if text[at] == "<" else ""
         return at + 1
 
     def _read_key(self, text: str, at: int) -> int:
-        end = text.find(">", at)
-        stop = len(text) if end < 0 else end
-        self._written.append(text[at:stop])
-        if end >= 0:
-            self._key, self._written, self._is_value = "".join(self._written), [], True
-            return end + 1
-        return stop
+        at, key = self._read_until(text, at, self._tags.value)
+        if key is not None:
+            key_end = self._tags.key_end
+            self._key, self._is_value = key.rstrip(BLANKS).removesuffix(key_end) if key_end else key, True
+        return at
 
     def _read_value(self, text: str, at: int, key: str) -> int:
-        keep = len(_END_OF_VALUE) - 1
-        tail = "".join(self._written[-keep:])[-keep:]  # the end may have begun in earlier pieces
-        found = (tail + text[at : at + keep]).find(_END_OF_VALUE) - len(tail) + at
+        at, value = self._read_until(text, at, self._tags.end)
+        if value is not None:
+            if self._tags.has_lines:
+                value = value.removeprefix("\n").removesuffix("\n")
+            properties = self._schema.get("properties")
+            schema = properties.get(key) if isinstance(properties, Mapping) else None
+            self._add(f"{json_text(key)}: {json_of_text(value, schema)}")
+            self._key, self._is_value = None, False
+        return at
+
+    def _read_until(self, text: str, at: int, end: str) -> tuple[int, str | None]:
+        """Read up to the end of `end`. Returns the index after the last character read, and the text before `end`."""
+        keep = len(end) - 1
+        tail = "".join(self._written[-keep:])[-keep:] if keep else ""  # the end may have begun in earlier pieces
+        found = (tail + text[at : at + keep]).find(end) - len(tail) + at
         if found < at - len(tail):
-            found = text.find(_END_OF_VALUE, at)
+            found = text.find(end, at)
             if found < 0:
                 self._written.append(text[at:])
-                return len(text)
-        end = found + len(_END_OF_VALUE)
-        self._written.append(text[at:end])
-        value = "".join(self._written).removesuffix(_END_OF_VALUE).removeprefix("\n").removesuffix("\n")
-        properties = self._schema.get("properties")
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        self._add(f"{_json(key)}: {json_of_text(value, schema)}")
-        self._key, self._written, self._is_value = None, [], False
-        return end
+                return len(text), None
+        stop = found + len(end)
+        written = "".join([*self._written, text[at:stop]]).removesuffix(end)
+        self._written = []
+        return stop, written
 
 
 def json_of_text(text: str, schema: object) -> str:
@@ -145,7 +171,7 @@ def json_of_text(text: str, schema: object) -> str:
     kind = _kind_of(value)
     is_text = isinstance(value, str) and (value == text or "string" in kinds)
     if is_text or (kinds and kind not in kinds and "string" in kinds):
-        return _json(text)
+        return json_text(text)
     return _WORDS.get(text, text)
 
 
@@ -169,7 +195,7 @@ def kinds_of(schema: object) -> frozenset[str]:
     return frozenset(found | {"integer"} if "number" in found else found)
 
 
-class PythonCall(_Members):
+class PythonCall(MembersCall):
     """A call as in Python, from the name on: name(key=value, ...)."""
 
     def __init__(self, schemas: Schemas) -> None:
@@ -217,24 +243,25 @@ class PythonCall(_Members):
         written, self._written = "".join(self._written), []
         key, equals, value = written.partition("=")
         if equals:
-            self._add(f"{_json(key.strip(BLANKS))}: {json_of_python(value.strip(BLANKS))}")
+            self._add(f"{json_text(key.strip(BLANKS))}: {json_of_python(value.strip(BLANKS))}")
         elif written.strip(BLANKS):  # an argument without a name: broken, but the call's
             self._add(written)
 
 
-def _json(text: str) -> str:
+def json_text(text: str) -> str:
+    """Return the JSON of a text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def json_of_python(text: str) -> str:
     """Return the JSON of a literal of Python, or of JSON. A text that is neither is a string."""
     translated = _PYTHON_TOKEN.sub(_translated, text)
-    return translated if is_json(translated) else _json(text)
+    return translated if is_json(translated) else json_text(text)
 
 
 def _translated(token: re.Match[str]) -> str:
     if token["text"] is not None:
-        return _json(_ESCAPE.sub(_unescaped, token["text"][1:-1]))
+        return json_text(_ESCAPE.sub(_unescaped, token["text"][1:-1]))
     if token["word"] is not None:
         return _WORDS.get(token["word"], token["word"])
     return "[" if token["bracket"] == "(" else "]"

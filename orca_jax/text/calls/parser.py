@@ -92,6 +92,7 @@ class CallParser:
         self._reader: CallReader | None = None
         self._kind = ""  # the name of the reader, also after its call
         self._node: Mapping[str, Node] | None = None  # None: outside of calls
+        self._is_after = False  # within the syntax after a call
         if dialect.start is not None:
             self._enter(dialect.start)
 
@@ -120,7 +121,7 @@ class CallParser:
         if self._reader is not None:
             self._reader.finish()
             self._read(self._reader)
-        elif self._literal and self._node is self._dialect.after.get(self._kind):
+        elif self._literal and self._is_after:
             self._drop(0)
         self._release(0)
         return self._out.finish()
@@ -163,11 +164,13 @@ class CallParser:
     def _enter(self, node: Node) -> None:
         if isinstance(node, Mapping):
             self._node = node
+            if self._is_after:
+                self._drop(self._at)
         elif node == "end":
             self._drop(self._at)
-            self._node = None
+            self._node, self._is_after = None, False
         else:
-            self._reader, self._kind = self._make(node), node
+            self._reader, self._kind, self._is_after = self._make(node), node, False
 
     def _read(self, reader: CallReader) -> None:
         self._at = reader.feed(self._text, self._at)
@@ -182,6 +185,7 @@ class CallParser:
                 self._drop(self._at)
                 self._reader = None
                 self._node = self._dialect.after.get(self._kind) if reader.state == "done" else None
+                self._is_after = self._node is not None
 
     def _rewind(self) -> None:
         """Go back to the begin of a partial literal, which is not one."""
@@ -197,7 +201,7 @@ class CallParser:
 
     def _fail(self) -> None:
         """Treat the held text as text."""
-        self._reader, self._node = None, None
+        self._reader, self._node, self._is_after = None, None, False
         self._release(self._at)
 
     def _release(self, end: int) -> None:

@@ -20,6 +20,7 @@ from orca_jax.text.calls.dialects import (
     required_parser,
     tool_parser,
 )
+from orca_jax.text.calls.harmony import HARMONY
 from orca_jax.text.calls.parser import ToolCall
 from orca_jax.text.template import load_chat_template
 from tests.text.tool_calls import TOOLS, A, B, F, G, parse
@@ -31,6 +32,8 @@ def called(arguments: str) -> ToolCall:
 
 
 TAGGED = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+DEEP = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
 TABLE = [
     ("hermes", "no call, a < b and <tool_ca", ["no call, a < b and <tool_ca"]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', [A]),
@@ -137,6 +140,40 @@ TABLE = [
     ("pythonic", "[g(x=1)]", ...),
     ("pythonic", "[1, 2]", ...),
     ("pythonic", "I call [f(x=1)]", ...),
+    ("lfm2", "Well.<|tool_call_start|>[f(x=1), get-weather_2()]<|tool_call_end|>Done.", ["Well.", A, B, "Done."]),
+    ("lfm2", "<|tool_call_start|>[f(x=1)]", [A]),
+    ("deepseek_v3", DEEP + '{"x": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [A]),
+    ("deepseek_v3", DEEP + '{"x": 1}\n```<｜tool▁call▁end｜>', [A]),
+    ("deepseek_v3", DEEP + '{"x": 1}\n```', [A]),
+    ("deepseek_v3", DEEP + '{"x', [called('{"x')]),
+    ("deepseek_v3", DEEP.replace("｜>f\n", "｜>g\n") + '{"x": 1}', ...),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f and so on", ...),
+    ("kimi_k2", KIMI + '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>', [A]),
+    ("kimi_k2", KIMI + '{"x": 1}<|tool_call_end|>', [A]),
+    ("kimi_k2", KIMI.replace("functions.f", "g") + '{"x": 1}', ...),
+    ("glm45", "Well.<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", ["Well.", A]),
+    (
+        "glm45",
+        "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value></tool_call><tool_call>get-weather_2</tool_call>",
+        [A, B],
+    ),
+    ("glm45", "<tool_call>f<arg_key>x</arg_key><arg_value>1", [called("{")]),
+    ("glm45", "<tool_call>g<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>", ...),
+    ("gemma4", "Well.<|tool_call>call:f{x:1}<tool_call|><|tool_call>call:get-weather_2{}<tool_call|>", ["Well.", A, B]),
+    ("gemma4", '<|tool_call>call:f{x:<|"|>a, "b} <|<|"|>}<tool_call|>', [called('{"x": "a, \\"b} <|"}')]),
+    ("gemma4", "<|tool_call>call:f{x:{y:[1,None],z:<|", [called("{")]),
+    ("gemma4", "<|tool_call>call:f{x:New York}", [called('{"x": "New York"}')]),
+    ("gemma4", "<|tool_call>call:g{x:1}<tool_call|>", ...),
+    ("functiongemma", "<start_function_call>call:f{x:1}<end_function_call>Done.", [A, "Done."]),
+    ("openai", "<|channel|>final<|message|>1 < 2<|return|>", ["1 < 2"]),
+    ("openai", "<|channel|>analysis<|message|>Well.<|end|><|start|>assistant<|channel|>final<|message|>Done", ["Done"]),
+    ("openai", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>', [A]),
+    ("openai", ' to=functions.f<|channel|>commentary json<|message|>{"x": 1}', [A]),
+    ("openai", "<|channel|>commentary to=functions.get-weather_2<|message|><|call|>", [B]),
+    ("openai", "<|channel|>commentary to=functions.g<|message|>{}<|call|>", ["{}"]),
+    ("openai", "<|channel|>final<|mess", []),
+    ("openai", "1 < 2 <|", ...),
+    ("openai", "to", ...),
 ]
 
 
@@ -153,15 +190,25 @@ fragments = st.sampled_from(
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[", "]", ",", ";", " ", "\n", "<", "[TOOL"),
         *('{"name": "f", "arguments": {"x": 1}}', '{"name": "f", "parameters": {}}', '{"name": "h", "arguments": {}}'),
         *('{"', '"', "\\", "{", "}", "word", "é🙂", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+        *(
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<|tool_call>call:f{",
+            '<|"|>',
+            DEEP,
+            KIMI,
+        ),
+        *("<arg_key>x</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call_start|>", "}<tool_call|>", "```"),
         *("<function=f>", "<parameter=x>", "</parameter>", "</function>", "f[ARGS]", "f(", "x=", "'", ")", TAGGED),
     ]
 )
 texts = st.lists(fragments | st.text(max_size=4), max_size=25).map("".join)
-MAKERS = [*DIALECTS, "required", "named"]
+MAKERS = [*DIALECTS, HARMONY, "required", "named"]
 
 
 def make(kind: str) -> ToolParser:
-    if kind in DIALECTS:
+    if kind in DIALECTS or kind == HARMONY:
         return tool_parser(kind, TOOLS)
     return required_parser(TOOLS) if kind == "required" else StreamedArguments(F)
 
@@ -262,7 +309,7 @@ def test_no_such_parser() -> None:
 
 def test_the_flag_takes_all_names() -> None:
     kind = get_type_hints(ServerConfig)["tool_call_parser"]
-    assert set(get_args(get_args(kind)[0])) == {*DIALECTS, *ALIASES}
+    assert set(get_args(get_args(kind)[0])) == {*DIALECTS, HARMONY, *ALIASES}
 
 
 def test_other_names_of_the_same_forms() -> None:
@@ -287,6 +334,13 @@ TEMPLATES: list[tuple[str, str | None]] = [
         "qwen3_coder",
     ),
     ("{{- '\\n<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key></tool_call>", None),
+    ("<tool_call>{{ tc.name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>", "glm45"),
+    ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ type }}<｜tool▁sep｜>{{ name }}", "deepseek_v3"),
+    ("<|tool_calls_section_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}", "kimi_k2"),
+    ("""{{ '<|tool_call>call:' + name }}{{ '<|"|>' + argument + '<|"|>' }}""", "gemma4"),
+    ("{{ '<start_function_call>call:' + name + '{' }}", "functiongemma"),
+    ("<|tool_call_start|>{{ calls }}<|tool_call_end|>", "lfm2"),
+    ('{{- "<|start|>assistant<|channel|>commentary to=functions." + name + " json<|message|>" }}', "openai"),
     ("<tool_calls>[{% for call in calls %}{{ call.function | tojson }}{% endfor %}]</tool_calls>", None),
     ("<use_mcp_tool>\\n<server_name>{{ name }}</server_name></use_mcp_tool> <tool_call></tool_call>", None),
     # Llama 3.1, 3.2 and 3.3; Llama 3.2 and ToolACE with calls as in Python

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from orca_jax.text.calls.dialects import DIALECTS, tool_parser
-from orca_jax.text.calls.parser import ToolCall, joined
+from orca_jax.text.calls.harmony import HARMONY
+from orca_jax.text.calls.parser import Reasoning, ToolCall, joined
 from orca_jax.text.template import ChatTemplate
 
 # The part of a template for the calls of one message, in the form of the families.
@@ -53,6 +54,73 @@ TEMPLATES: list[tuple[str, str]] = [
         "{% endfor %}]",
     ),
 ]
+GLM = (
+    "{{ messages[1].content }}{% for c in messages[1].tool_calls %}{{ '\n<tool_call>' + c.function.name }}{{ nl }}"
+    "{% for key, value in c.function.arguments | items %}<arg_key>{{ key }}</arg_key>{{ nl }}<arg_value>"
+    "{{ value if value is string else value | tojson }}</arg_value>{{ nl }}{% endfor %}</tool_call>{% endfor %}"
+)
+GEMMA = """{%- macro shown(value) -%}
+{%- if value is string -%}QUOTE{{ value }}QUOTE
+{%- elif value is boolean -%}{{ 'true' if value else 'false' }}
+{%- elif value is mapping -%}
+{ {%- for key, inner in value | items -%}{{ ',' if not loop.first }}{{ key }}:{{ shown(inner) }}{%- endfor -%} }
+{%- elif value is sequence -%}[{% for inner in value %}{{ ',' if not loop.first }}{{ shown(inner) }}{% endfor %}]
+{%- else -%}{{ value }}{%- endif -%}{%- endmacro -%}
+{{ messages[1].content }}{% for c in messages[1].tool_calls %}STARTcall:{{ c.function.name + '{' -}}
+{%- for key, value in c.function.arguments | items -%}{{ ',' if not loop.first }}{{ key }}:{{ shown(value) }}
+{%- endfor -%} }END{% endfor %}"""
+DEEPSEEK = (
+    "{{ messages[1].content }}<｜tool▁calls▁begin｜>{% for c in messages[1].tool_calls %}{{ '\n' if not loop.first }}"
+    "<｜tool▁call▁begin｜>CALL<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>"
+)
+ARGUMENTS = "{{ c.function.arguments | tojson }}"
+TEMPLATES += [
+    # DeepSeek V3 and R1, and V3.1
+    (
+        "deepseek_v3",
+        DEEPSEEK.replace(
+            "CALL", "function<｜tool▁sep｜>{{ c.function.name + '\n```json\n' }}" + ARGUMENTS + "{{ '\n```' }}"
+        ),
+    ),
+    ("deepseek_v3", DEEPSEEK.replace("CALL", "{{ c.function.name }}<｜tool▁sep｜>" + ARGUMENTS)),
+    # Kimi K2
+    (
+        "kimi_k2",
+        "{{ messages[1].content }}<|tool_calls_section_begin|>{% for c in messages[1].tool_calls %}<|tool_call_begin|>"
+        "functions.{{ c.function.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
+        + ARGUMENTS
+        + "<|tool_call_end|>"
+        "{% endfor %}<|tool_calls_section_end|>",
+    ),
+    # GLM-4.5 and 4.6, and GLM-4.7
+    ("glm45", GLM.replace("nl", "'\n'")),
+    ("glm45", GLM.replace("{{ nl }}", "")),
+    # Gemma 4, and FunctionGemma
+    ("gemma4", GEMMA.replace("QUOTE", '<|"|>').replace("START", "<|tool_call>").replace("END", "<tool_call|>")),
+    (
+        "functiongemma",
+        GEMMA.replace("QUOTE", "<escape>")
+        .replace("START", "<start_function_call>")
+        .replace("END", "<end_function_call>"),
+    ),
+    # gpt-oss, and the same with the recipient before the channel
+    (
+        "openai",
+        "{% if messages[1].content %}<|channel|>commentary<|message|>{{ messages[1].content }}<|end|><|start|>assistant"
+        "{% endif %}{% for c in messages[1].tool_calls %}{{ '<|start|>assistant' if not loop.first }}<|channel|>"
+        "commentary to=functions.{{ c.function.name }} <|constrain|>json<|message|>"
+        + ARGUMENTS
+        + "<|call|>{% endfor %}",
+    ),
+    (
+        "openai",
+        "<|channel|>analysis<|message|>A < B.<|end|>{% for c in messages[1].tool_calls %}<|start|>assistant "
+        "to=functions.{{ c.function.name }}<|channel|>commentary json<|message|>" + ARGUMENTS + "<|call|>{% endfor %}",
+    ),
+    # LFM2
+    ("lfm2", "{{ messages[1].content }}<|tool_call_start|>" + dict(TEMPLATES)["pythonic"] + "<|tool_call_end|>"),
+]
+UNMARKED = ("gemma4", "functiongemma")  # keys of inner objects are written as they are
 TOOLS = [
     {
         "type": "function",
@@ -84,7 +152,8 @@ def text_of(draw: random.Random) -> str:
     return "".join(draw.choices(ALPHABET, k=draw.randrange(12)))
 
 
-def arguments_of(draw: random.Random) -> dict[str, Any]:
+def arguments_of(draw: random.Random, key: str) -> dict[str, Any]:
+    """Random arguments. `key` is that of an inner object, which is random if it is empty."""
     values = {
         "text": text_of(draw),
         "count": draw.randrange(-(10**12), 10**12),
@@ -92,12 +161,12 @@ def arguments_of(draw: random.Random) -> dict[str, Any]:
         "on": draw.choice([True, False, None]),
         "unit": draw.choice(["m", "km"]),
         "names": [text_of(draw) for _ in range(draw.randrange(3))],
-        "place": {text_of(draw): {"lat": draw.random(), "tags": [text_of(draw), None, True]}},
+        "place": {key or text_of(draw): {"lat": draw.random(), "tags": [text_of(draw), None, True]}},
     }
     return {key: values[key] for key in draw.sample(sorted(values), draw.randrange(len(values) + 1))}
 
 
-def conversations(seed: int, count: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def conversations(seed: int, count: int, key: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     draw = random.Random(seed)
     made = 0
     while made < count:
@@ -105,7 +174,10 @@ def conversations(seed: int, count: int) -> Iterator[tuple[str, list[dict[str, A
             {
                 "id": "".join(draw.choices("abc123", k=9)),
                 "type": "function",
-                "function": {"name": draw.choice(["find", "get-weather_2", "a.b"]), "arguments": arguments_of(draw)},
+                "function": {
+                    "name": draw.choice(["find", "get-weather_2", "a.b"]),
+                    "arguments": arguments_of(draw, key),
+                },
             }
             for _ in range(draw.choice([1, 1, 2]))
         ]
@@ -114,12 +186,13 @@ def conversations(seed: int, count: int) -> Iterator[tuple[str, list[dict[str, A
 
 
 def check(template: ChatTemplate, name: str, seed: int, count: int, every: int) -> None:
-    for content, calls in conversations(seed, count):
+    for content, calls in conversations(seed, count, "x y" if name in UNMARKED else ""):
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content, "tool_calls": calls}]
         text = template.render(messages)
         for cut in range(1, len(text), every):
             parser = tool_parser(name, TOOLS)
-            found = joined([*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.finish()])  # type: ignore[arg-type]
+            parts = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.finish()]
+            found = joined([part for part in parts if not isinstance(part, Reasoning)])
             read = [(part.name, json.loads(part.arguments)) for part in found if isinstance(part, ToolCall)]
             assert read == [(call["function"]["name"], call["function"]["arguments"]) for call in calls], text
             said = "".join(part for part in found if isinstance(part, str)).strip()
@@ -142,4 +215,4 @@ def test_a_thousand_calls_for_every_cut(number: int) -> None:
 
 
 def test_every_form_has_a_template() -> None:
-    assert {name for name, _ in TEMPLATES} == set(DIALECTS)
+    assert {name for name, _ in TEMPLATES} == {*DIALECTS, HARMONY}
