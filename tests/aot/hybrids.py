@@ -22,8 +22,42 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
     "small MiniMax": {"model_type": "minimax", **_SMALL, "num_local_experts": 4},
     "LFM3": {"model_type": "lfm3"},
+    # The defaults of Qwen3_5TextConfig in transformers 5.23, "a model from the Qwen3.5-9B style configuration".
+    "Qwen3.5 9B": {"model_type": "qwen3_5_text"},
+    # config.json of deepseek-ai/DeepSeek-V2-Lite.
+    "DeepSeek-V2-Lite": {
+        "model_type": "deepseek_v2",
+        "vocab_size": 102400,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "max_position_embeddings": 163840,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+    },
 }
 HYBRIDS = {name: config_from_hf(config) for name, config in _CONFIGS.items()}
-NUM_STATES = {name: 16384 if name == "small LFM3" else 4096 if name == "LFM3" else 512 for name in HYBRIDS}
+_STATES = {"small LFM3": 16384, "LFM3": 4096, "DeepSeek-V2-Lite": 0, "Qwen3.5 9B": 128}
+NUM_STATES = {name: _STATES.get(name, 512) for name in HYBRIDS}
 """Blocks, so that the states of a layer are much more than those of 64 rows, and do not fit into VMEM."""
+PUBLISHED = ("Qwen3.5 9B", "DeepSeek-V2-Lite")
 SMALL = tuple(name for name in HYBRIDS if name.startswith("small"))

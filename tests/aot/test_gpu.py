@@ -25,7 +25,7 @@ from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.startup import EngineSummary, StartTimes
 from tests.aot.compilers import skip_without
 from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write, mesh_of
-from tests.aot.hybrids import HYBRIDS, NUM_STATES, SMALL
+from tests.aot.hybrids import HYBRIDS, NUM_STATES, PUBLISHED, SMALL
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
 
@@ -80,7 +80,7 @@ STEPS = [
     for tokens in (64, 512)
 ]
 STATEFUL = [("H200", 1, name, 64) for name in SMALL]
-STATEFUL += [("H200", 1, "LFM3", 64)]
+STATEFUL += [("H200", 1, name, 64) for name in ("LFM3", *PUBLISHED)]
 WRITES = [("H200", LLAMA), ("A100", LLAMA), ("H200", HOPPER[2]), ("H200", REFUSED[-2]), ("A100", REFUSED[-1])]
 QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # in continuous integration: some seconds each
 

@@ -25,6 +25,7 @@ from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 from orca_jax.model.load import abstract_decoder, tensor_mesh
+from orca_jax.model.sharding import on_shards
 from orca_jax.model.transformer import Decoder
 from tests.aot.compilers import use_compilers
 
@@ -83,8 +84,7 @@ def read(
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
-    assert isinstance(pages, PackedPages)
-    kept = [f"[{','.join(map(str, each.shape))}]" for each in (pages.kv, *states)]
+    kept = [f"[{','.join(map(str, each.shape))}]" for each in (*jax.tree.leaves(pages), *states)]
     copies = [line for line in text.splitlines() if _COPY.search(line) and any(shape in line for shape in kept)]
     shapes = [weight.sharding.shard_shape(weight.shape) for weight in weights]
     sizes = {math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape) - 1)}
@@ -166,7 +166,7 @@ def compile_step(
     Returns also the bytes of pages and states on one device.
     """
     mesh = mesh_of(generation, chips)
-    groups = form_groups(model.layer_caches, max_model_len, views=can_view("tpu", cache_dtype))
+    groups = form_groups(on_shards(model, chips).layer_caches, max_model_len, views=can_view("tpu", cache_dtype))
     cache = CacheConfig(groups, (num_pages,), 128, cache_dtype, "packed", num_states)
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh))

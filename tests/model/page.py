@@ -3,11 +3,13 @@
 import json
 import textwrap
 
-from orca_jax.config import ModelConfig
+from orca_jax.assembly.support import NEEDS, Facts
+from orca_jax.config import EngineConfig, ModelConfig
 from orca_jax.model.describe import read_model_config, refused
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Family
 from orca_jax.model.sharding import can_share
+from tests.model.describe.options import NEEDED
 from tests.model.reference import NAMES, REFERENCE
 from tests.project.source import ROOT
 
@@ -108,11 +110,11 @@ for images:
 
 
 def _has_adapters(family: Family) -> str:
-    without = any(
-        "experts" in name or name.startswith(("conv_", "global_head_dim", "kv_lora", "linear_", "mamba_"))
-        for name in {*family.keys, *(["global_head_dim"] if family.name == "gemma4" else [])}
-    )
-    return "no" if without else "yes"
+    """What the table of support says of the family's default configuration."""
+    config = family.config_from_hf({"model_type": family.name, "text_config": {}, **NEEDED.get(family.name, {})})
+    facts = Facts(EngineConfig(enable_lora=True), model=config)
+    unmet = any(need.is_unmet(facts) for need in NEEDS if (need.setting, need.moment) == ("enable_lora", "model"))
+    return "no" if unmet else "yes"
 
 
 def _row(name: str) -> str:

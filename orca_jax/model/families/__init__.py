@@ -29,15 +29,15 @@ from orca_jax.model.families.phi3 import PHI3
 from orca_jax.model.families.qwen import QWEN2, QWEN3
 from orca_jax.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from orca_jax.model.families.states.bamba import BAMBA
-from orca_jax.model.families.states.lfm import LFM2, LFM3
+from orca_jax.model.families.states.lfm import LFM2, LFM2_MOE, LFM3
 from orca_jax.model.families.states.minimax import MINIMAX
-from orca_jax.model.families.states.qwen_next import QWEN3_NEXT
+from orca_jax.model.families.states.qwen_next import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 
 _DENSE = (GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3_TEXT, GEMMA3, GPT_NEOX, OPT)
 _NEAR = (GEMMA, VAULTGEMMA, OLMO3, MINISTRAL, SEED_OSS, STARCODER2, GPT_BIGCODE, GPT_NEO, BIOGPT, CWM, INTERNLM3)
 _WITH_EXPERTS = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, FLEX_OLMO, *SIGMOID, *SOFTMAX, GPT_OSS, *OTHER_SIGMOID)
 _WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
-_WITH_STATES = (LFM2, LFM3, MINIMAX, QWEN3_NEXT, BAMBA)
+_WITH_STATES = (LFM2, LFM2_MOE, LFM3, MINIMAX, QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT, BAMBA)
 
 _ALL = (
     *_DENSE,

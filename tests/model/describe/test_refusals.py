@@ -154,6 +154,7 @@ MALFORMED = [
     "NaN",
 ]
 BOOLEANS = {
+    "use_expert_bias",
     "attention_bias",
     "attention_k_eq_v",
     "attention_out_bias",

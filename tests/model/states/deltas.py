@@ -38,8 +38,11 @@ def config(family: str, number: int) -> dict[str, Any]:
         kinds = [[LINEAR, FULL] * 2, [LINEAR, LINEAR, FULL]][number] if number < 2 else None
         config["layer_types"] = kinds or [draw.choice((LINEAR, FULL)) for _ in range(3)] + [LINEAR, FULL]
         config["num_hidden_layers"] = len(config["layer_types"])
+    if family == "qwen3_5_text":
+        return config | {"intermediate_size": 20}
     mixture = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8, "num_experts": 4}
-    return config | mixture | {"num_experts_per_tok": 2, "norm_topk_prob": number % 2 == 0}
+    mixture |= {"norm_topk_prob": number % 2 == 0} if family == "qwen3_next" else {}
+    return config | mixture | {"num_experts_per_tok": 2}
 
 
 def layer_types(config: Mapping[str, Any]) -> list[str]:
@@ -57,6 +60,8 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
     }
     mixer = _delta_rule if layer_types(config)[layer] == LINEAR else _attention
     shapes |= mixer(config)
+    if "num_experts" not in config:
+        return shapes | mlp_shapes("mlp", embed, config["intermediate_size"])
     for expert in range(config["num_experts"]):
         shapes |= mlp_shapes(f"mlp.experts.{expert}", embed, config["moe_intermediate_size"])
     shapes |= mlp_shapes("mlp.shared_expert", embed, config["shared_expert_intermediate_size"])
@@ -82,9 +87,10 @@ def _delta_rule(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     embed, heads = config["hidden_size"], config["linear_num_value_heads"]
     keys, value = config["linear_num_key_heads"] * config["linear_key_head_dim"], config["linear_value_head_dim"]
     values = heads * value
+    parts = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
+    parts = {"qkvz": 2 * (keys + values), "ba": 2 * heads} if config["model_type"] == "qwen3_next" else parts
     return {
-        "linear_attn.in_proj_qkvz.weight": (2 * keys + 2 * values, embed),
-        "linear_attn.in_proj_ba.weight": (2 * heads, embed),
+        **{f"linear_attn.in_proj_{name}.weight": (size, embed) for name, size in parts.items()},
         "linear_attn.conv1d.weight": (2 * keys + values, 1, config["linear_conv_kernel_dim"]),
         "linear_attn.A_log": (heads,),
         "linear_attn.dt_bias": (heads,),

@@ -26,12 +26,24 @@ _COUNTS = {
     "deepseek_v2": 3,
     "deepseek_v3": 3,
     "glm4_moe_lite": 2,
+    "qwen3_5_text": 2,
+    "qwen3_5_moe_text": 2,
+    "qwen3_5_moe": 1,
+    "lfm2_moe": 3,
+    "lfm2_vl": 1,
+    "kimi_k25": 1,
 }
 _OTHERS: Mapping[str, Any] = {
     **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), latents),
-    "qwen3_next": deltas,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), deltas),
     "bamba": mambas,
 }  # modules with `config` and `layer_shapes`
+_WRAPPERS = {
+    "qwen3_5_moe": ("qwen3_5_moe_text", "model.language_model.", ""),
+    "lfm2_vl": ("lfm2", "model.language_model.", ""),
+    "kimi_k25": ("deepseek_v3", "language_model.model.", "language_model."),
+}  # of images: the family of texts, and the prefixes of its tensors and of its head
+_SIZES_OF_IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 NAMES = tuple(f"{family}-{number}" for family, count in _COUNTS.items() for number in range(count))
 RECORD = Path("tests/fixtures/hybrids.npz")
 PROMPTS, NEW, VOCAB = (29, 9, 1), 8, 53  # tokens of the prompts, generated tokens of each
@@ -42,10 +54,14 @@ _FULL, _SLIDING, _CONV, _LINEAR = "full_attention", "sliding_attention", "conv",
 def config_of(name: str) -> dict[str, Any]:
     """The config.json of a model."""
     family, _, number = name.partition("-")
+    if family in _WRAPPERS:
+        text = config_of(f"{_WRAPPERS[family][0]}-{number}")
+        tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
+        return {"model_type": family, "text_config": text, "vision_config": _SIZES_OF_IMAGES, **tied}
     if family in _OTHERS:
         config = _OTHERS[family].config(family, int(number))
     else:
-        config = {"lfm2": _lfm2, "lfm3": _lfm3, "minimax": _minimax}[family](int(number))
+        config = {"lfm2": _lfm2, "lfm2_moe": _lfm2_moe, "lfm3": _lfm3, "minimax": _minimax}[family](int(number))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     return {"model_type": family, "vocab_size": VOCAB, "max_position_embeddings": 64, **tokens, **config}
 
@@ -67,6 +83,17 @@ def _lfm2(number: int) -> dict[str, Any]:
     if number % 2:
         config["rope_parameters"] = {"rope_type": "default", "rope_theta": 50.0}
     return config
+
+
+def _lfm2_moe(number: int) -> dict[str, Any]:
+    """As LFM2, with experts behind some first layers."""
+    config = _lfm2(number)
+    kinds = layer_types({"model_type": "lfm2", **config})
+    for key in ("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of", "full_attn_idxs"):
+        config.pop(key, None)
+    mixture = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "num_dense_layers": number % 3}
+    router = {"use_expert_bias": number != 1, "norm_topk_prob": number != 2, "routed_scaling_factor": 1.5}
+    return config | {"layer_types": kinds, "num_hidden_layers": len(kinds)} | mixture | router
 
 
 def _lfm3(number: int) -> dict[str, Any]:
@@ -167,10 +194,15 @@ def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor, with the names of published files."""
+    if "text_config" in config:
+        _, prefix, of_head = _WRAPPERS[config["model_type"]]
+        inner = _shapes(config["text_config"]).items()
+        names = {key: prefix + key.removeprefix("model.") if "model." in key else of_head + key for key, _ in inner}
+        return {names[key]: shape for key, shape in inner}
     embed, is_lfm = config["hidden_size"], config["model_type"].startswith("lfm")
-    final = {"lfm": "embedding_norm", "bam": "final_layernorm"}.get(config["model_type"][:3], "norm")
-    final = f"model.{final}.weight"
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, embed), final: (embed,)}
+    outer = {"lfm": ("embed_tokens", "embedding_norm"), "bam": ("embed_tokens", "final_layernorm")}
+    table, final = outer.get(config["model_type"][:3], ("embed_tokens", "norm"))
+    shapes: dict[str, tuple[int, ...]] = {f"model.{table}.weight": (VOCAB, embed), f"model.{final}.weight": (embed,)}
     if not config.get("tie_word_embeddings", is_lfm):
         shapes["lm_head.weight"] = (VOCAB, embed)
     if (module := _OTHERS.get(config["model_type"])) is not None:
@@ -178,7 +210,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             shapes |= {f"model.layers.{layer}.{key}": each for key, each in module.layer_shapes(config, layer).items()}
         return shapes
     for layer, kind in enumerate(layer_types(config)):
-        of_layer = _lfm_layer(config, kind) if is_lfm else _minimax_layer(config, kind)
+        of_layer = _lfm_layer(config, kind, layer) if is_lfm else _minimax_layer(config, kind)
         shapes |= {f"model.layers.{layer}.{key}": shape for key, shape in of_layer.items()}
     return shapes
 
@@ -206,14 +238,21 @@ def _inner(config: Mapping[str, Any]) -> int:
     return int(multiple * -(-inner // multiple))
 
 
-def _lfm_layer(config: Mapping[str, Any], kind: str) -> dict[str, tuple[int, ...]]:
-    embed, inner, dim = config["hidden_size"], _inner(config), _head_dim(config)
-    is_lfm2 = config["model_type"] == "lfm2"
+def _lfm_layer(config: Mapping[str, Any], kind: str, layer: int) -> dict[str, tuple[int, ...]]:
+    embed, dim = config["hidden_size"], _head_dim(config)
+    is_lfm2 = config["model_type"].startswith("lfm2")
     norms = ["operator_norm", "ffn_norm"]
     norms += ["post_operator_norm", "post_ffn_norm"] if config.get("use_sandwich_norm") else []
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (embed,) for name in norms}
-    for name, shape in {"w1": (inner, embed), "w3": (inner, embed), "w2": (embed, inner)}.items():
-        shapes[f"feed_forward.{name}.weight"] = shape
+    experts = range(config.get("num_experts", 0) if layer >= config.get("num_dense_layers", 0) else 0)
+    inner = config["moe_intermediate_size"] if experts else _inner(config)
+    for name in [f"feed_forward.experts.{expert}" for expert in experts] or ["feed_forward"]:
+        sizes = {"w1": (inner, embed), "w3": (inner, embed), "w2": (embed, inner)}
+        shapes |= {f"{name}.{key}.weight": shape for key, shape in sizes.items()}
+    if experts:
+        shapes["feed_forward.gate.weight"] = (len(experts), embed)
+    if experts and config["use_expert_bias"]:
+        shapes["feed_forward.expert_bias"] = (len(experts),)
     if kind == _CONV:
         sizes = {"conv": (embed, 1, config["conv_L_cache"]), "in_proj": (3 * embed, embed), "out_proj": (embed, embed)}
         shapes |= {f"conv.{key}.weight": shape for key, shape in sizes.items()}

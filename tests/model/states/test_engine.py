@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_of(executor: JaxExecutor, num_stages: int, num_ahead: int, *, budget: int, reuses: bool) -> Engine:
     groups = executor.config.cache.groups
     assert len(executor.config.cache.num_blocks) == 1
-    num_states = NUM_STATES if reuses else ROWS
+    num_states = (NUM_STATES if reuses else ROWS) if executor.config.cache.num_states else 0
     kv = KVManager((MOST_PAGES * len(groups),), PAGE_SIZE, ROWS, groups=groups, longest=budget, num_states=num_states)
     pool = RequestPool(kv, vocab_size=VOCAB, max_model_len=LENGTH, reuses_prefixes=reuses)
     scheduler = ChunkedScheduler(
@@ -71,6 +71,23 @@ def alone(executor: JaxExecutor, num_stages: int, prompt: list[int]) -> list[int
         ("minimax-0", "scanned", 2, 1, 1),
         ("lfm3-2", "scanned", 1, 2, 0),
         ("minimax-2", "unrolled", 1, 2, 0),
+        ("lfm2-2", "switched", 1, 1, 1),
+        ("lfm2-0", "switched", 2, 1, 0),
+        ("lfm2-1", "unrolled", 1, 2, 0),
+        ("youtu-0", "switched", 2, 1, 1),
+        ("youtu-1", "scanned", 1, 2, 0),
+        ("deepseek_v3-0", "switched", 1, 1, 1),
+        ("deepseek_v2-1", "switched", 1, 2, 0),
+        ("glm4_moe_lite-1", "switched", 2, 1, 0),
+        ("qwen3_next-0", "switched", 1, 1, 1),
+        ("qwen3_next-1", "switched", 2, 1, 0),
+        ("qwen3_next-2", "unrolled", 1, 2, 0),
+        ("bamba-0", "switched", 1, 1, 3),
+        ("bamba-1", "switched", 2, 1, 0),
+        ("bamba-2", "unrolled", 1, 2, 0),
+        ("qwen3_5_text-0", "switched", 2, 1, 1),
+        ("qwen3_5_moe_text-0", "unrolled", 1, 2, 0),
+        ("lfm2_moe-0", "switched", 1, 1, 1),
     ],
 )
 def test_the_schedule_changes_no_token(

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from orca_jax.model.mixers import linear_attention
 from orca_jax.model.parameters import flat_parameters, layers_of, path_of, split_layer
 from orca_jax.model.stages import LayerSpan, spans
 from orca_jax.model.transformer import Decoder
+from tests.model.recorded.test_recorded import changes_of
 from tests.model.reference import mesh_of
 from tests.model.states.hybrids import NAMES, PROMPTS, RECORD, write
 from tests.model.states.server import Server, run_one
@@ -30,8 +32,9 @@ from tests.project.source import ROOT
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
-QUICK = ("lfm3-0", "minimax-2", "youtu-0", "qwen3_next-1", "bamba-1")
-WITH_ALL_PARTS = ("youtu-0", "qwen3_next-1", "bamba-1")
+QUICK = ("lfm3-0", "minimax-2", "youtu-0", "qwen3_next-1", "qwen3_5_text-1", "bamba-1")
+WITH_ALL_PARTS = ("youtu-0", "qwen3_next-1", "bamba-1", "qwen3_5_text-1")
+SLOW_PARTS = ("qwen3_5_moe_text-1", "lfm2_moe-2", "deepseek_v3-0")
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
 
@@ -157,6 +160,7 @@ def test_attention_backends(name: str, backend: str, base: Path) -> None:
         ("youtu-0", 2),
         ("qwen3_next-1", 2),
         ("bamba-1", 3),
+        ("qwen3_5_text-0", 2),
     ],
 )
 def test_stages(name: str, number: int, base: Path) -> None:
@@ -181,17 +185,37 @@ def test_a_layer_left_out_is_seen(name: str, base: Path) -> None:
         assert difference(name, served(name, server, LAUNCHES[:3])) > MUTATED, broken
 
 
-@pytest.mark.parametrize("name", WITH_ALL_PARTS)
+@pytest.mark.parametrize(
+    "name", [*WITH_ALL_PARTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_PARTS)]
+)
 def test_a_part_switched_off_is_seen(name: str, base: Path) -> None:
-    """Each parameter of the first mixer of a kind, as zeros; a scale of a norm as ones."""
+    """Each parameter of the first mixer and the first MLP of a kind, as zeros; a scale of a norm as ones."""
     server = fresh(name, base)
     (plain,) = server.weights
     paths = [path_of(keys) for keys, _ in nnx.to_flat_state(plain)]
-    first = {parts[0]: layer for layer, parts in reversed([*enumerate(server.stages[0].pattern.parts)])}
-    mixers = {mixer: f"blocks.{layer}.{mixer}." for mixer, layer in first.items()}
-    for broken in (path for path in paths if path.startswith(tuple(mixers.values()))):
+    layers = reversed([*enumerate(server.stages[0].pattern.parts)])
+    first = {part: f"blocks.{layer}.{part}." for layer, parts in layers for part in parts}
+    for broken in (path for path in paths if path.startswith(tuple(first.values()))):
         server.reset([without(plain, broken, to=float(broken.endswith("scale")))])
         assert difference(name, served(name, server, LAUNCHES[:3])) > MUTATED, broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3_5_text-1", {"norm_offset": 0.0}),
+        ("qwen3_5_text-1", {"rope": {"rotated_dim": None}}),
+        ("lfm2_moe-2", {"experts": {"router": {"scale": 1.0}}}),
+    ],
+    ids=str,
+)
+def test_without_an_option_the_results_differ(name: str, changes: dict[str, Any], base: Path) -> None:
+    config = read_model_config(folder(name, base))
+    changed = replace(config, **changes_of(config, changes))
+    decoder = load_decoder(folder(name, base), dtype="float32", mesh=mesh_of(1), config=changed)
+    decoder.unstack()
+    assert difference(name, served(name, Server([decoder], mesh_of(1)), LAUNCHES[:3])) > MUTATED
 
 
 def without(state: Any, path: str, to: float = 0.0) -> Any:

@@ -14,7 +14,8 @@ from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import windows_of_qwen
 
-_SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
+SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
+"""Keys of rotary positions in three parts."""
 
 
 def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
@@ -28,7 +29,7 @@ def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
         "num_key_value_heads": 8,
         "max_position_embeddings": 32768,
     }
-    rules = RopeRules(theta=1e6, renamed={"mrope": "default"}, notes=_SECTIONS)
+    rules = RopeRules(theta=1e6, renamed={"mrope": "default"}, notes=SECTIONS)
     config = llama.read_shape(hf, "qwen2_vl_text", defaults, norm_eps=1e-5, rules=rules)
     windows = windows_of_qwen(hf, config.num_layers, config.max_positions, 80)
     return replace(config, attention_bias=True, **windows._asdict())
@@ -43,7 +44,7 @@ def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
         "max_position_embeddings": 128000,
         "head_dim": 128,
     }
-    rules = RopeRules(theta=5e5, renamed={"mrope": "default"}, notes=_SECTIONS)
+    rules = RopeRules(theta=5e5, renamed={"mrope": "default"}, notes=SECTIONS)
     config = llama.read_shape(hf, "qwen3_vl_text", defaults, rules=rules)
     return replace(config, qk_norm="head", **llama.attention_biases(hf))
 

@@ -18,8 +18,8 @@ _OUTER = ("eos_token_id", "bos_token_id")
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.", "model.", "")
 _HEADS = ("language_model.lm_head.weight", "model.lm_head.weight")
 _PARTS = (
-    "audio_tower|connector|embed_tokens_extend|image_newline|image_tower|mlp1|multi_modal_projector|video_tower|"
-    "vision_embed_tokens|vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|"
+    "audio_tower|connector|embed_tokens_extend|image_newline|image_tower|mlp1|mm_projector|multi_modal_projector|"
+    "video_tower|vision_embed_tokens|vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|"
     "vq_adaptor"
 )
 _IGNORED = re.compile(rf"(model\.)?({_PARTS})(\..*)?|.*layers\.\d+\.self_attn\.rotary_emb\.inv_freq|mtp\..*")

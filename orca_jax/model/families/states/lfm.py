@@ -1,4 +1,4 @@
-"""LFM2: layers with attention over all tokens, and with short convolutions. LFM3: also layers with a window.
+"""LFM2: layers with attention over all tokens, and with short convolutions; also with experts. LFM3: also windows.
 
 Layers of LFM3 without a window have rotary positions whose lower frequencies are zero. A gate weights each head's
 output.
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orca_jax.config import ModelConfig
-from orca_jax.layer_config import MixerName, ShortConvConfig
+from orca_jax.layer_config import ExpertsConfig, MixerName, RouterConfig, ShortConvConfig
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear
-from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, layer_list, refusal
+from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
+from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_float, get_int, layer_list, refusal
 from orca_jax.model.families.windows import read_layer_types, window_of_all
 
 _FULL, _SLIDING, _CONV = _TYPES = "full_attention", "sliding_attention", "conv"
@@ -43,6 +44,41 @@ def lfm2_from_hf(hf: HfConfig) -> ModelConfig:
     config = _with_convolutions(config, hf, kinds, width=3)
     tied = get_bool(hf, "tie_word_embeddings", True)
     return replace(config, tied_embeddings=tied, qk_norm="head", mlp_dim=_width_of_mlp(hf, config.mlp_dim))
+
+
+def lfm2_moe_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of LFM2 with experts; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 65536,
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128_000,
+    }
+    config = llama.read_shape(hf, "lfm2_moe", defaults, norm_eps=1e-5, rules=rope.RopeRules(theta=1e6))
+    _check_activation(config, hf)
+    kinds = read_layer_types(hf, config.num_layers, (_FULL, _CONV))
+    if kinds is None:
+        raise refusal("layer_types", f"must have {config.num_layers} of {_FULL} and {_CONV}", None)
+    num_dense = get_count(hf, "num_dense_layers", 2)
+    if num_dense >= config.num_layers:
+        raise refusal("num_dense_layers", f"must be less than the {config.num_layers} layers", num_dense)
+    router = RouterConfig(
+        "sigmoid",
+        has_bias=get_bool(hf, "use_expert_bias", True),
+        eps=1e-6,
+        scale=get_float(hf, "routed_scaling_factor", 1.0),
+    )
+    is_normalised = get_bool(hf, "norm_topk_prob", True)
+    experts = replace(
+        read_experts(hf, "num_experts", (32, 4), is_normalised=is_normalised),
+        router=router,
+        dense_layers=tuple(range(num_dense)),
+        dense_dim=config.mlp_dim if num_dense else 0,
+    )
+    config = _with_convolutions(config, hf, kinds, width=3)
+    tied, width = get_bool(hf, "tie_word_embeddings", True), get_int(hf, "moe_intermediate_size", 1792)
+    return replace(config, tied_embeddings=tied, qk_norm="head", mlp_dim=width, experts=experts)
 
 
 def _check_activation(config: ModelConfig, hf: HfConfig) -> None:
@@ -137,16 +173,30 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
         *head(config),
         *((*attention_rows, *gate) if "attention" in config.mixers else ()),
         *(_conv(config, config.short_conv.has_bias) if config.short_conv is not None else ()),
-        *linear(f"{mlp}.w1", "blocks.mlp.gate", bias=False),
-        *linear(f"{mlp}.w3", "blocks.mlp.up", bias=False),
-        *linear(f"{mlp}.w2", "blocks.mlp.down", bias=False),
+        *(_mlp(mlp, "blocks.mlp") if config.experts is None else _experts(mlp, config.experts)),
+    )
+
+
+def _mlp(key: str, path: str) -> tuple[Weight, ...]:
+    names = {"w1": "gate", "w3": "up", "w2": "down"}
+    return tuple(
+        row for theirs, ours in names.items() for row in linear(f"{key}.{theirs}", f"{path}.{ours}", bias=False)
+    )
+
+
+def _experts(key: str, experts: ExpertsConfig) -> tuple[Weight, ...]:
+    bias = Weight(f"{key}.expert_bias", "blocks.mlp.choice_bias")
+    return (
+        *expert_weights(key, ("w1", "w3", "w2")),
+        *((bias,) if experts.router.has_bias else ()),
+        *(_mlp(key, "blocks.dense_mlp") if experts.dense_layers else ()),
     )
 
 
 def _renamed(key: str, config: ModelConfig) -> str:
     """The key of a tensor of attention."""
     *before, name, last = key.split(".")
-    return ".".join([*before, _LFM2_NAMES.get(name, name) if config.family == "lfm2" else name, last])
+    return ".".join([*before, _LFM2_NAMES.get(name, name) if config.family != "lfm3" else name, last])
 
 
 def _conv(config: ModelConfig, has_bias: bool) -> tuple[Weight, ...]:
@@ -195,6 +245,27 @@ LFM2 = Family(
     ),  # in published files; transformers reads none of them
 )
 
+LFM2_MOE: Family = replace(
+    LFM2,
+    name="lfm2_moe",
+    models="LFM2 with experts",
+    config_from_hf=lfm2_moe_from_hf,
+    keys=llama.KEYS
+    | {
+        "conv_L_cache",
+        "conv_bias",
+        "layer_types",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "num_dense_layers",
+        "num_experts",
+        "num_experts_per_tok",
+        "routed_scaling_factor",
+        "use_expert_bias",
+    },
+    architectures=("Lfm2MoeForCausalLM", "Lfm2MoeModel"),
+    harmless=HARMLESS,
+)
 LFM3 = Family(
     name="lfm3",
     models="LFM3",

@@ -1,4 +1,7 @@
-"""Qwen3-Next: three of four layers have the gated delta rule, the others attention with a gate for each number."""
+"""Qwen3-Next and Qwen3.5: three of four layers have the gated delta rule, the others attention with gates.
+
+Both have experts, and Qwen3.5 also models without. Columns of the delta rule are joined in Qwen3-Next by key head.
+"""
 
 import re
 from collections.abc import Mapping
@@ -8,12 +11,14 @@ from orca_jax.config import ModelConfig
 from orca_jax.layer_config import DeltaRuleConfig, MixerName
 from orca_jax.model.families import experts, llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.images.qwen_vl import SECTIONS
 from orca_jax.model.families.qwen_moe import moe_weights
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
 
 _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
 _ROPE = rope.RopeRules(share=0.25)
+_ROPE_OF_IMAGES = rope.RopeRules(share=0.25, renamed={"mrope": "default"}, notes=SECTIONS)
 _DEFAULTS = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -24,6 +29,7 @@ _DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 32768,
 }
+_UNREAD = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 _KEYS = llama.KEYS | {
     "attention_bias",
     "full_attention_interval",
@@ -38,26 +44,32 @@ _KEYS = llama.KEYS | {
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen3-Next; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = read_hybrid(hf, "qwen3_next", _DEFAULTS, num_heads=32)
+    config = _read_hybrid(hf, "qwen3_next", _DEFAULTS, rules=_ROPE)
+    return _with_experts(hf, config, (512, 10), is_normalised=get_bool(hf, "norm_topk_prob", True))
+
+
+def qwen3_5_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read the texts of Qwen3.5; raises `ConfigError` as `llama.config_from_hf` does."""
+    sizes = {"intermediate_size": 12288, "vocab_size": 248320, "num_key_value_heads": 4, "hidden_size": 4096}
+    return _read_hybrid(hf, "qwen3_5_text", {**_DEFAULTS, **sizes, "num_hidden_layers": 32}, rules=_ROPE_OF_IMAGES)
+
+
+def qwen3_5_moe_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read the texts of Qwen3.5 with experts; raises `ConfigError` as `llama.config_from_hf` does."""
+    sizes = {"vocab_size": 248320, "num_hidden_layers": 40}
+    config = _read_hybrid(hf, "qwen3_5_moe_text", {**_DEFAULTS, **sizes}, rules=_ROPE_OF_IMAGES)
+    return _with_experts(hf, config, (256, 8), is_normalised=True)
+
+
+def _with_experts(hf: HfConfig, config: ModelConfig, defaults: tuple[int, int], *, is_normalised: bool) -> ModelConfig:
     shared = get_int(hf, "shared_expert_intermediate_size", 512)
-    is_normalised = get_bool(hf, "norm_topk_prob", True)
-    mixture = experts.read_experts(hf, "num_experts", (512, 10), is_normalised=is_normalised, shared_dim=shared)
+    mixture = experts.read_experts(hf, "num_experts", defaults, is_normalised=is_normalised, shared_dim=shared)
     return replace(config, mlp_dim=get_int(hf, "moe_intermediate_size", 512), experts=mixture)
 
 
-def read_hybrid(hf: HfConfig, family: str, defaults: Mapping[str, int], *, num_heads: int) -> ModelConfig:
-    """Read the keys of layers with attention and with the gated delta rule, beside those of their MLPs.
-
-    Args:
-        hf: the configuration.
-        family: name of the family.
-        defaults: those of `llama.read_shape`.
-        num_heads: default number of heads of the delta rule.
-
-    Raises:
-        ConfigError: as in `llama.config_from_hf`.
-    """
-    config = llama.read_shape(hf, family, defaults, rules=_ROPE)
+def _read_hybrid(hf: HfConfig, family: str, defaults: Mapping[str, int], *, rules: rope.RopeRules) -> ModelConfig:
+    """Read the keys of layers with attention and with the gated delta rule, beside those of their MLPs."""
+    config = llama.read_shape(hf, family, defaults, rules=rules)
     if config.activation != "silu":
         raise refusal("hidden_act", f"must be silu for {family}", hf.get("hidden_act"))
     interval = get_int(hf, "full_attention_interval", 4)
@@ -71,12 +83,12 @@ def read_hybrid(hf: HfConfig, family: str, defaults: Mapping[str, int], *, num_h
         norm_offset=1.0,
         attention_gate="all",
         mixer_pattern=tuple(mixers),
-        delta_rule=_delta_rule(hf, num_heads) if "delta_rule" in mixers else None,
+        delta_rule=_delta_rule(hf) if "delta_rule" in mixers else None,
     )
 
 
-def _delta_rule(hf: HfConfig, num_heads: int) -> DeltaRuleConfig:
-    heads, keys = get_int(hf, "linear_num_value_heads", num_heads), get_int(hf, "linear_num_key_heads", 16)
+def _delta_rule(hf: HfConfig) -> DeltaRuleConfig:
+    heads, keys = get_int(hf, "linear_num_value_heads", 32), get_int(hf, "linear_num_key_heads", 16)
     if heads % keys:
         raise refusal("linear_num_value_heads", f"must be a multiple of linear_num_key_heads {keys}", heads)
     width = get_int(hf, "linear_conv_kernel_dim", 4)
@@ -94,7 +106,22 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
         joined = (sizes.key_dim, sizes.key_dim, share * sizes.value_dim, share * sizes.value_dim)
         rows += _parts("in_proj_qkvz", ("query", "key", "value", "gate"), joined, sizes.num_key_heads)
         rows += _parts("in_proj_ba", ("beta", "step"), (share, share), sizes.num_key_heads)
-    return *shared_weights(config), *rows, *moe_weights()
+    return *_shared_weights(config), *rows, *moe_weights()
+
+
+def qwen3_5_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters of texts of Qwen3.5, with experts or without."""
+    sizes, rows = config.delta_rule, []
+    if sizes is not None:
+        rows += _parts("in_proj_qkv", ("query", "key", "value"), (sizes.keys, sizes.keys, sizes.values), 1)
+        for key, name, size in (
+            ("z", "gate", sizes.values),
+            ("b", "beta", sizes.num_heads),
+            ("a", "step", sizes.num_heads),
+        ):
+            rows += _parts(f"in_proj_{key}", (name,), (size,), 1)
+    of_mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
+    return *_shared_weights(config), *rows, *(of_mlp if config.experts is None else moe_weights())
 
 
 def _parts(key: str, names: tuple[str, ...], sizes: tuple[int, ...], groups: int) -> list[Weight]:
@@ -107,7 +134,7 @@ def _parts(key: str, names: tuple[str, ...], sizes: tuple[int, ...], groups: int
     ]
 
 
-def shared_weights(config: ModelConfig) -> tuple[Weight, ...]:
+def _shared_weights(config: ModelConfig) -> tuple[Weight, ...]:
     """The weights outside MLPs, without the projections before the delta rule."""
     rows = [*llama.outer_weights(config)]
     if "attention" in config.mixers:
@@ -133,22 +160,39 @@ def shared_weights(config: ModelConfig) -> tuple[Weight, ...]:
     return *rows, *linear(f"{theirs}.out_proj", f"{ours}.out", bias=False)
 
 
+_OF_EXPERTS = frozenset(
+    {"moe_intermediate_size", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"}
+)
 QWEN3_NEXT = Family(
     name="qwen3_next",
     models="Qwen3-Next",
     config_from_hf=config_from_hf,
-    keys=_KEYS
-    | {
-        "moe_intermediate_size",
-        "norm_topk_prob",
-        "num_experts",
-        "num_experts_per_tok",
-        "shared_expert_intermediate_size",
-    },
+    keys=_KEYS | _OF_EXPERTS | {"norm_topk_prob"},
     architectures=("Qwen3NextForCausalLM", "Qwen3NextModel"),
     weights=weights,
     prefixes=llama.PREFIXES,
     ignored=re.compile(rf"{llama.IGNORED.pattern}|mtp\..*"),
     fixed=experts.EVERY_LAYER,
     harmless=experts.HARMLESS,
+)
+QWEN3_5_TEXT: Family = replace(
+    QWEN3_NEXT,
+    name="qwen3_5_text",
+    models="Qwen3.5, for texts alone",
+    config_from_hf=qwen3_5_from_hf,
+    keys=_KEYS,
+    architectures=("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
+    weights=qwen3_5_weights,
+    prefixes=("model.language_model.", *llama.PREFIXES),
+    fixed={"attn_output_gate": (True, None)},
+    harmless=_UNREAD,
+)
+QWEN3_5_MOE_TEXT: Family = replace(
+    QWEN3_5_TEXT,
+    name="qwen3_5_moe_text",
+    models="Qwen3.5 with experts, for texts alone",
+    config_from_hf=qwen3_5_moe_from_hf,
+    keys=_KEYS | _OF_EXPERTS,
+    architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextModel"),
+    harmless=experts.HARMLESS | _UNREAD,
 )
