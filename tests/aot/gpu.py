@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -122,8 +121,8 @@ def compile_attention(ptxas: Path, card: str, name: str, case: Case, *, rows: in
     """Compile one call of a backend with the heads and pages of a case, over a cache of 256 MiB."""
     pages, q, requests = _shapes(case, rows, tokens)
     with jax.set_mesh(mesh_of(card)):
-        attend = jax.jit(partial(ragged_attention, implementation=name))
-        return compile_and_read(attend.lower(q, pages, requests, case.scores), [pages.kv.shape], ptxas)
+        attend = jax.jit(lambda *arrays: ragged_attention(*arrays, case.scores, implementation=name))
+        return compile_and_read(attend.lower(q, pages, requests), [pages.kv.shape], ptxas)
 
 
 def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int) -> tuple[Compiled, int]:

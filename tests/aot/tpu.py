@@ -116,9 +116,9 @@ def compile_attention(
     pages = _pages_of(case, dtype, mesh)
     q = _array(mesh, (tokens, case.num_heads, case.head_dim), "bfloat16" if needs_scales(jnp.dtype(dtype)) else dtype)
     requests = _requests(mesh, rows, pages_per_row)
-    attend = jax.jit(ragged_attention_tpu)
+    attend = jax.jit(lambda *arrays: ragged_attention_tpu(*arrays, case.scores))  # sinks are made on the device
     with jax.set_mesh(mesh):  # Pallas takes the generation from the mesh
-        return read(attend.lower(q, pages, requests, case.scores).compile(), pages)
+        return read(attend.lower(q, pages, requests).compile(), pages)
 
 
 def compile_write(generation: str, case: Case, dtype: str, *, rows: int, tokens: int, pages_per_row: int) -> Compiled:
