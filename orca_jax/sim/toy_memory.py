@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from orca_jax.cache_spec import NO_BLOCK, LayerGroup
 from orca_jax.step import BlockCopy, Member, RowSampling
 
-_Block = list[int | None]
+_Contents = list[int | None]
 """The tokens of a block: the id and the adapter of each as one number, then the model's sum up to each position."""
 
 
@@ -55,7 +55,7 @@ class ToyMemory:
         self._groups = groups
         self._pools = [(index, group.pool) for index, group in enumerate(groups)]
         self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
-        self._blocks: list[list[_Block]] = [[self._empty() for _ in range(number)] for number in num_blocks]
+        self._blocks: list[list[_Contents]] = [[self._empty() for _ in range(number)] for number in num_blocks]
         self._readers: list[list[set[int]]] = [[set() for _ in range(number)] for number in num_blocks]
         self._states: list[tuple[int, int] | None] = [None] * num_states
         self._rows: dict[int, ToyRow] = {}
@@ -66,7 +66,7 @@ class ToyMemory:
         """The state of a row with a holder."""
         return self._rows[index]
 
-    def _empty(self) -> _Block:
+    def _empty(self) -> _Contents:
         return [None] * (2 * self._page_size)
 
     def _reader(self, index: int, group: int) -> int:
