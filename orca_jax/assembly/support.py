@@ -78,10 +78,9 @@ class Facts:
         """True if the model has matrices of few bits, which the library multiplies in any type."""
         from orca_jax.model.gguf.weights import has_few_bits
 
-        if self.known.quantization is not None:
-            return self.known.quantization != "fp8"
-        is_read = self.config.load_format != "dummy" and is_gguf(self.source)
-        return is_read and has_few_bits(Path(self.source))
+        if (kind := self.known.quantization) is not None:
+            return kind != "fp8"
+        return self.config.load_format != "dummy" and is_gguf(self.source) and has_few_bits(Path(self.source))
 
     @property
     def proposing(self) -> ModelConfig:
@@ -269,8 +268,7 @@ NEEDS: tuple[Need, ...] = (
          "enable_lora does not cover {f.known.family}, with queries and gates in one matrix; leave it out", "model"),
     Need("enable_lora", (False,), lambda f: f.known.wide is None,
          "enable_lora does not cover {f.known.family}, whose heads have two sizes; leave it out", "model"),
-    Need("pipeline_parallel_size", (1,),
-         lambda f: f.known.key_sharing is None and f.known.layer_inputs is None,
+    Need("pipeline_parallel_size", (1,), lambda f: f.known.key_sharing is None and f.known.layer_inputs is None,
          "pipeline_parallel_size does not cover {f.known.family}: layers share keys, or have inputs beside the stream, "
          "and a stage passes on the stream alone; leave it out, or share each layer by tensor_parallel_size", "model"),
     Need("model", (), lambda f: not PAGED_MIXERS.isdisjoint(f.known.mixers),

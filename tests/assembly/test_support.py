@@ -163,6 +163,7 @@ OUTSIDE = {
     ("bench/start.py", "model"): "the same value twice",
     ("config.py", "prompt_lookup_max"): "keys of one value, which its class checks alone",
     ("exec/cache.py", "max_model_len"): "a lack of memory; flags are the remedy",
+    ("gguf_file/header.py", "model"): "a file that is one of several",
     ("model/weight_files.py", "model"): "an adapter in place of a model; flags are the remedy",
     ("sched/blocks.py", "n_slots"): "the range of a number, known after the memory is counted",
     ("serve/listen.py", "ssl_certfile"): "two files that do not fit: a key and a certificate",

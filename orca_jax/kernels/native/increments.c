@@ -229,8 +229,10 @@ INLINE void put_chunks(const Call *call, int64_t num_rows, const int is_bfloat16
 INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t first, const int heads, const int is_bfloat16) {
   Work work;
   work.channels = call->channels, work.page_size = call->page_size;
-  for (int h = 0; h < heads; h++)  // -FLT_MAX if there is no sink, and not -inf: -inf - -inf is NaN
-    work.top[h] = call->sinks[head * call->heads + first + h], work.sum[h] = 1;
+  for (int h = 0; h < heads; h++) {  // -FLT_MAX if there is no sink, and not -inf: -inf - -inf is NaN
+    const float sink = call->sinks[head * call->heads + first + h];
+    work.top[h] = sink, work.sum[h] = sink > -FLT_MAX;
+  }
   memset(work.values, 0, heads * sizeof work.values[0]);
   Integers lane;
   for (int i = 0; i < LANES; i++) lane[i] = i;

@@ -51,6 +51,9 @@ INNER_KEYS = frozenset(
 )
 """Keys of the object. Transformers too reads only those of the kind, and ignores the others."""
 
+SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
+"""Keys of rotary positions in three parts, of which texts need one."""
+
 logger = logging.getLogger(__name__)
 
 

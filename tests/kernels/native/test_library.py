@@ -232,7 +232,7 @@ def test_all_engines_of_a_process_have_the_same_library(tmp_path: Path) -> None:
     ("lacking", "reason"),
     [
         ("compiler", "no C compiler is installed (cc, gcc, clang), and none is kept in"),
-        ("flags", "the processor has no avx2 and no fma"),
+        ("flags", "the processor has no avx2 and no f16c and no fma"),
         ("system", "it needs Linux on x86, and this is darwin on"),
         ("processor", "it needs Linux on x86, and this is linux on aarch64"),
     ],
@@ -242,7 +242,7 @@ def test_machines_without_the_library_say_why(
 ) -> None:
     monkeypatch.setattr(library.sys, "platform", "darwin" if lacking == "system" else "linux")
     monkeypatch.setattr(library.platform, "machine", lambda: "aarch64" if lacking == "processor" else "x86_64")
-    monkeypatch.setattr(library, "all_cpu_flags", lambda: ["sse2"] if lacking == "flags" else ["avx2", "fma"])
+    monkeypatch.setattr(library, "all_cpu_flags", lambda: ["sse2"] if lacking == "flags" else ["avx2", "f16c", "fma"])
     if lacking == "compiler":
         monkeypatch.setattr(library.shutil, "which", lambda name: None)
     with caplog.at_level(logging.INFO):

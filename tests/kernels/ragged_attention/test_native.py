@@ -239,7 +239,7 @@ def test_an_increment_does_not_depend_on_other_requests(dtype: str) -> None:
     [
         (Case("pages of 4 tokens", ((1, 1),), page_size=4), "pages of a multiple of"),
         (Case("pages of 2048 tokens", ((1, 1),), page_size=2048), "up to 1024"),
-        (Case("wide heads", ((1, 1),), head_dim=512, page_size=16), "heads of up to 256 channels"),
+        (Case("wide heads", ((1, 1),), head_dim=1024, page_size=16), "heads of up to 512 channels"),
         (Case("int8", ((1, 1),), page_size=16, page_dtype="int8"), "in float32 or bfloat16"),
         (Case("float16", ((1, 1),), page_size=16, dtype="float16", page_dtype="float16"), "in float32 or bfloat16"),
     ],

@@ -10,12 +10,9 @@ from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.qwen import QWEN2, QWEN3
-from orca_jax.model.families.rope import RopeRules
+from orca_jax.model.families.rope import SECTIONS, RopeRules
 from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import windows_of_qwen
-
-SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
-"""Keys of rotary positions in three parts."""
 
 
 def qwen2_from_hf(hf: HfConfig) -> ModelConfig:

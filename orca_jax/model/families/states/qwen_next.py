@@ -11,14 +11,13 @@ from orca_jax.config import ModelConfig
 from orca_jax.layer_config import DeltaRuleConfig, MixerName
 from orca_jax.model.families import experts, llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
-from orca_jax.model.families.images.qwen_vl import SECTIONS
 from orca_jax.model.families.qwen_moe import moe_weights
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
 
 _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
 _ROPE = rope.RopeRules(share=0.25)
-_ROPE_OF_IMAGES = rope.RopeRules(share=0.25, renamed={"mrope": "default"}, notes=SECTIONS)
+_ROPE_OF_IMAGES = rope.RopeRules(share=0.25, renamed={"mrope": "default"}, notes=rope.SECTIONS)
 _DEFAULTS = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
