@@ -106,7 +106,7 @@ GPT2, LLAMA = "gpt2-12-heads", "llama-12-heads-3-groups"
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(
-    ("name", "devices"), [(GPT2, 1), (GPT2, 2), slow(GPT2, 4), (LLAMA, 1), (LLAMA, 2), slow(LLAMA, 4)]
+    ("name", "devices"), [(GPT2, 1), slow(GPT2, 2), slow(GPT2, 4), (LLAMA, 1), (LLAMA, 2), slow(LLAMA, 4)]
 )
 def test_greedy_tokens_equal_generate(
     name: str, devices: int, scheduler: SchedulerName, program_cache: str, request: pytest.FixtureRequest

@@ -108,4 +108,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=150, stateful_step_count=100, deadline=None)  # more than 10,000 steps
+TestMachine.settings = settings(max_examples=110, stateful_step_count=100, deadline=None)  # more than 10,000 steps

@@ -121,6 +121,8 @@ def vectors(
 ) -> str:
     """The vectors of attention: those of this processor, or eight lanes."""
     if request.param == "AVX2":
+        if "avx512f" not in library.all_cpu_flags():
+            pytest.skip("this processor has eight lanes")
         register_avx2(tmp_path_factory.getbasetemp() / "avx2.so")
         monkeypatch.setattr("orca_jax.kernels.native.increments.INCREMENTS", "test_increments_avx2")
     return str(request.param)
