@@ -84,7 +84,8 @@ def read(
     memory, text = program.memory_analysis(), program.as_text()
     assert memory is not None
     assert text is not None
-    kept = [f"[{','.join(map(str, each.shape))}]" for each in (*jax.tree.leaves(pages), *states)]
+    tokens = [each for each in jax.tree.leaves(pages) if each.ndim != 3]  # without scales, which are small
+    kept = [f"[{','.join(map(str, each.shape))}]" for each in (*tokens, *states)]
     copies = [line for line in text.splitlines() if _COPY.search(line) and any(shape in line for shape in kept)]
     shapes = [weight.sharding.shard_shape(weight.shape) for weight in weights]
     sizes = {math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape) - 1)}
