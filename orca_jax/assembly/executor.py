@@ -184,9 +184,11 @@ def _arrange_for(
     keep_bits: KeepBits | None, devices: list[jax.Device], library: Library | None, decoder: Decoder
 ) -> None:
     """`arrange`, with the bits of the files where the library multiplies them."""
-    keeps = library is not None and keep_bits is not None
-    arrange(devices[0].platform, decoder, None if keeps else library)
-    if library is not None and keep_bits is not None:
+    platform = devices[0].platform
+    if library is None or keep_bits is None:
+        arrange(platform, decoder, library)
+    else:
+        arrange(platform, decoder)
         keep_bits(decoder, library, len(devices))
 
 

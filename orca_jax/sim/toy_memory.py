@@ -87,7 +87,7 @@ class ToyMemory:
             self._blocks[pool][target] = content
 
     def check_moves(self, members: Sequence[Member]) -> None:
-        """Check that a state block has one writer in a plan, and that no other member reads it."""
+        """Check that each state block of a plan has one writer, and no other reader."""
         moves = [member.state for member in members if member.state is not None]
         assert len(moves) == (len(members) if self._states else 0), "a member lacks its state, or has one too many"
         assert len({move.target for move in moves}) == len(moves), "a state block is the target of two members"

@@ -255,9 +255,9 @@ def attend_pages(
     *,
     implementation: str | None = None,
 ) -> Float[Array, "T H D"]:
-    """The work of a layer that reads the pages of another one, which has written the new tokens to them.
+    """Attention of a layer that reads the pages of an earlier one. That layer has written the new tokens.
 
-    The arguments are those of `write_and_attend`; `first_page` is that of the other layer.
+    The arguments are those of `write_and_attend`; `first_page` is that of the earlier layer.
     """
     module, own = choose_backend(device, q, pages, implementation).load(), prepared.of_layer(first_page)
     attend = module.attend_prepared if hasattr(module, "attend_prepared") else module.attend

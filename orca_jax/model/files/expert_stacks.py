@@ -20,25 +20,14 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, 
 
 
 @dataclass(frozen=True)
-class Mxfp4Matrix:
-    """A matrix stored in MXFP4 from a byte of an open file on, with scales from another one on."""
+class Mxfp4Matrix(FileMatrix):
+    """A matrix stored in MXFP4: groups of numbers from a byte of an open file on, scales from another byte on.
 
-    key: str
-    num_rows: int
-    num_columns: int
-    descriptor: int
-    begin: int
+    Its type is that of the values read. bfloat16 holds each product of a number and a scale.
+    """
+
     scales: int  # their first byte, in the file of `descriptor_of_scales`
     descriptor_of_scales: int
-    dtype: np.dtype = DTYPES["BF16"]  # which holds all products of a number and a scale
-
-    @property
-    def row_bytes(self) -> int:
-        return self.num_columns * self.dtype.itemsize
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.descriptor, self.begin
 
     def read_into(self, start: int, values: np.ndarray) -> None:
         """Read the rows from `start` on into a contiguous matrix."""
@@ -78,7 +67,7 @@ def with_matrices(
                 key, place = f"{stem}[{expert}]", expert * outputs
                 begin, at = tensor.begin + place * inputs // 2, scales.begin + place * inputs // 32
                 found[key] = StoredTensor("BF16", (outputs, inputs), begin)
-                rows[key] = Mxfp4Matrix(key, outputs, inputs, descriptors[name], begin, at, of_scales)
+                rows[key] = Mxfp4Matrix(key, outputs, inputs, DTYPES["BF16"], descriptors[name], begin, at, of_scales)
             del found[name], found[stem + _SCALES]
         elif len(tensor.shape) == 3 and tensor.shape[1] != 1 and tensor.dtype in DTYPES:
             if tensor.shape[0] > MOST_EXPERTS:

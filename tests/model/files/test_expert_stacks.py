@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from orca_jax.errors import CheckpointError
 from orca_jax.model.files.expert_stacks import Mxfp4Matrix, with_matrices
 from orca_jax.model.files.safetensors import StoredTensor
+from orca_jax.model.files.stripes import DTYPES
 from orca_jax.model.load import load_decoder
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.weight_files import SINGLE
@@ -28,7 +29,7 @@ def test_numbers_and_scales(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_bytes(first + bytes(16) + bytes([128, 126]))
     descriptor = os.open(path, os.O_RDONLY)
-    matrix = Mxfp4Matrix("x", 2, 32, descriptor, 0, 32, descriptor)
+    matrix = Mxfp4Matrix("x", 2, 32, DTYPES["BF16"], descriptor, 0, 32, descriptor)
     values = np.empty((2, 32), matrix.dtype)
     matrix.read_into(0, values)
     assert values[0, :10].astype(float).tolist() == [2 * NUMBERS[code] for code in (0, 1, 2, 3, 4, 5, 6, 7, 9, 15)]
