@@ -108,17 +108,20 @@ def test_no_adapter_ends_the_engine(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_some_damaged_adapters(tmp_path: Path) -> None:
-    """The first adapters of a fixed seed, read without a server, for the default run."""
+    """The first adapters of a fixed seed, read without a server, for the default run.
+
+    The file of number 0 is cut while it is read, so its outcome depends on threads; it is clear in both cases.
+    """
     folder = write_adapter(tmp_path / "mutated", 1)
     whole = {name: (folder / name).read_bytes() for name in MUTATIONS}
     model, counts = read_model_config(MODEL), Counter[str]()
-    for number in range(6):
+    for number in range(7):
         to_cut = damage(folder, whole, 0, number)
         try:
             with shrinking(*to_cut) if to_cut else nullcontext():
                 read_adapter(folder, model, LoraConfig(num_slots=1, max_rank=4), "float32")
-            counts["loaded"] += 1
+            counts["loaded"] += number > 0
         except CheckpointError as error:
             assert fault_of(error.message, folder) is None
-            counts["refused"] += 1
+            counts["refused"] += number > 0
     assert counts == {"loaded": 3, "refused": 3}
