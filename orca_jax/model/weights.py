@@ -305,6 +305,10 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
         candidates = [prefix + name for name in names for prefix in prefixes]
         known = (key for key in candidates if key in files.tensors or key in files.unreadable)
         keys.append(next(known, candidates[0]))
+    if weight.instead is not None and files.tensors.keys().isdisjoint(keys):
+        other = _find(weight.instead, family, files, config)
+        if other.keys[0] in files.tensors:
+            return other
     return ParameterSource(weight, tuple(keys), len(experts))
 
 

@@ -25,6 +25,7 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import SINGLE
 from tests.assembly.divisible import check_divisible
 from tests.model.reference import REFERENCE, copy_of, mesh_of
+from tests.model.states.hybrids import write
 
 MIXTRAL, QWEN3, QWEN2 = "mixtral", "qwen3_moe", "qwen2_moe"
 CONFIG = read_model_config(REFERENCE / QWEN3)
@@ -184,3 +185,32 @@ def test_only_the_experts_of_a_token_are_active() -> None:
     dense = read_model_config(REFERENCE / "qwen3")
     assert dense.active_mlp_dim == dense.mlp_dim
     assert len(jax.tree.leaves(nnx.state(experts(ExpertsConfig(8, 3))))) == 4
+
+
+def test_experts_in_joined_tensors(tmp_path: Path) -> None:
+    """Files with one tensor for the gates and ups of all experts of a layer, and one for the downs."""
+    write("qwen3_5_moe_text-1", tmp_path)
+    expected = values(load(tmp_path))
+    tensors = load_file(tmp_path / SINGLE)
+    for prefix in {key.partition(".experts.")[0] for key in tensors if ".experts." in key}:
+        parts = {
+            name: [tensors.pop(f"{prefix}.experts.{expert}.{name}_proj.weight") for expert in range(4)]
+            for name in ("gate", "up", "down")
+        }
+        both = [np.concatenate(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
+        tensors |= {
+            f"{prefix}.experts.gate_up_proj": np.stack(both),
+            f"{prefix}.experts.down_proj": np.stack(parts["down"]),
+        }
+    save_file(tensors, tmp_path / SINGLE)
+    found = values(load(tmp_path))
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, path)
+    key = next(key for key in tensors if key.endswith("gate_up_proj"))
+    save_file(tensors | {key: tensors[key][:, 1:]}, tmp_path / SINGLE)
+    with pytest.raises(CheckpointError, match=r"gate_up_proj\[0\]: shape \[23, 24\], the model needs \[24, 24\]"):
+        load(tmp_path)
+    save_file(tensors | {key: tensors[key][1:]}, tmp_path / SINGLE)
+    with pytest.raises(CheckpointError, match=r"gate_up_proj\[3\]: missing"):
+        load(tmp_path)

@@ -20,6 +20,7 @@ from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from orca_jax.model.families.mixtral import MIXTRAL
 from orca_jax.model.families.mixtures.gpt_oss import GPT_OSS
+from orca_jax.model.families.mixtures.granite import GRANITES
 from orca_jax.model.families.mixtures.other_sigmoid import OTHER_SIGMOID
 from orca_jax.model.families.mixtures.sigmoid import SIGMOID
 from orca_jax.model.families.mixtures.softmax import SOFTMAX
@@ -35,7 +36,18 @@ from orca_jax.model.families.states.qwen_next import QWEN3_5_MOE_TEXT, QWEN3_5_T
 
 _DENSE = (GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3_TEXT, GEMMA3, GPT_NEOX, OPT)
 _NEAR = (GEMMA, VAULTGEMMA, OLMO3, MINISTRAL, SEED_OSS, STARCODER2, GPT_BIGCODE, GPT_NEO, BIOGPT, CWM, INTERNLM3)
-_WITH_EXPERTS = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, FLEX_OLMO, *SIGMOID, *SOFTMAX, GPT_OSS, *OTHER_SIGMOID)
+_WITH_EXPERTS = (
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    OLMOE,
+    FLEX_OLMO,
+    *SIGMOID,
+    *SOFTMAX,
+    GPT_OSS,
+    *OTHER_SIGMOID,
+    *GRANITES,
+)
 _WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
 _WITH_STATES = (LFM2, LFM2_MOE, LFM3, MINIMAX, QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT, BAMBA)
 

@@ -44,7 +44,8 @@ class Weight:
 
     Attributes:
         key: name without the family's prefix. "{layer}" stands for the layer's number, and "{expert}" for the number of
-            an expert; the tensors of all layers and experts are stacked into one parameter.
+            an expert; the tensors of all layers and experts are stacked into one parameter. With "[{expert}]" at the
+            end, one tensor has the matrices of all experts of a layer.
         path: the path of the parameter in the decoder.
         transpose: True if the tensor is [out, in]; the parameter is [in, out].
         part: the columns of the parameter, if the tensor holds several ones.
@@ -53,6 +54,7 @@ class Weight:
         others: names of the tensor in older files.
         is_row: True for a vector that is a matrix of one row in the tensor.
         is_conv: True for the taps of a convolution: the tensor is [channels, 1, taps], the parameter [taps, channels].
+        instead: the row of files that have none of the tensors of this one.
     """
 
     key: str
@@ -64,6 +66,7 @@ class Weight:
     others: tuple[str, ...] = ()
     is_row: bool = False
     is_conv: bool = False
+    instead: "Weight | None" = None
 
     @property
     def stacked(self) -> bool:

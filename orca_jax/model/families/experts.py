@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from orca_jax.errors import ConfigError
 from orca_jax.layer_config import ExpertsConfig
-from orca_jax.model.families.base import Weight
+from orca_jax.model.families.base import JoinedPart, Weight
 from orca_jax.model.families.values import HfConfig, get_int
 
 HARMLESS = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
@@ -37,7 +37,7 @@ def read_experts(
 
 
 def expert_weights(key: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> tuple[Weight, ...]:
-    """Rows for the router and the experts of a layer.
+    """Rows for the router and the experts of a layer, each with tensors of its own.
 
     Args:
         key: the name of the block with both.
@@ -49,3 +49,13 @@ def expert_weights(key: str, names: tuple[str, str, str] = ("gate_proj", "up_pro
         for name, ours in zip(names, ("gate", "up", "down"), strict=True)
     ]
     return Weight(f"{key}.gate.weight", "blocks.mlp.router", transpose=True), *rows
+
+
+def joined_experts(gate_up: str, down: str, width: int) -> tuple[Weight, ...]:
+    """Rows for experts whose matrices are in two tensors of a layer, with these names. `width` is that of an expert."""
+    parts = (JoinedPart(index, (width, width)) for index in range(2))
+    rows = [
+        Weight(f"{gate_up}[{{expert}}]", f"blocks.mlp.{ours}", transpose=True, part=part)
+        for ours, part in zip(("gate", "up"), parts, strict=True)
+    ]
+    return *rows, Weight(f"{down}[{{expert}}]", "blocks.mlp.down", transpose=True)

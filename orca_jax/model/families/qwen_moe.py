@@ -54,10 +54,14 @@ def qwen2_weights(config: ModelConfig) -> tuple[Weight, ...]:
     return *llama.weights_beside_mlp(config), *moe_weights()
 
 
-def moe_weights() -> tuple[Weight, ...]:
-    """The weights of experts and of the shared expert."""
+def moe_weights(width: int | None = None) -> tuple[Weight, ...]:
+    """The weights of experts and of the shared expert. `width` of an expert: files may have one tensor for all."""
+    rows = experts.expert_weights(_MOE)
+    if width is not None:
+        joined = experts.joined_experts(f"{_MOE}.experts.gate_up_proj", f"{_MOE}.experts.down_proj", width)
+        rows = (rows[0], *(replace(row, instead=other) for row, other in zip(rows[1:], joined, strict=True)))
     return (
-        *experts.expert_weights(_MOE),
+        *rows,
         *llama.mlp_weights(f"{_MOE}.shared_expert", "blocks.mlp.shared.mlp", bias=False),
         Weight(f"{_MOE}.shared_expert_gate.weight", "blocks.mlp.shared.weight", transpose=True),
     )

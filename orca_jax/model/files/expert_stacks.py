@@ -42,8 +42,9 @@ class Mxfp4Matrix(FileMatrix):
 
 
 def has_stacks(table: tuple[Weight, ...]) -> bool:
-    """True if some matrices of experts are in one tensor."""
-    return any(weight.key.endswith(_OF_EXPERT) for weight in table)
+    """True if some matrices of experts are, or may be, in one tensor."""
+    rows = [row for weight in table for row in (weight, weight.instead) if row is not None]
+    return any(row.key.endswith(_OF_EXPERT) for row in rows)
 
 
 def with_matrices(

@@ -193,7 +193,9 @@ COUNTS = {
     "n_shared_experts",
     "num_dense_layers",
     "num_kv_shared_layers",
+    "num_local_experts",
     "rotary_dim",
+    "shared_intermediate_size",
 }
 """Keys with a meaning of 0."""
 LISTS = ("attn_layer_indices", "full_attn_idxs", "moe_topk", "num_experts")  # may be a list of numbers

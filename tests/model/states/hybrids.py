@@ -29,6 +29,7 @@ _COUNTS = {
     "qwen3_5_text": 2,
     "qwen3_5_moe_text": 2,
     "qwen3_5_moe": 1,
+    "granitemoehybrid": 3,
     "lfm2_moe": 3,
     "lfm2_vl": 1,
     "kimi_k25": 1,
@@ -36,7 +37,7 @@ _COUNTS = {
 _OTHERS: Mapping[str, Any] = {
     **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), latents),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), deltas),
-    "bamba": mambas,
+    **dict.fromkeys(("bamba", "granitemoehybrid"), mambas),
 }  # modules with `config` and `layer_shapes`
 _WRAPPERS = {
     "qwen3_5_moe": ("qwen3_5_moe_text", "model.language_model.", ""),

@@ -12,7 +12,7 @@ def config(family: str, number: int) -> dict[str, Any]:
     draw = Random(f"{family} {number}")
     heads, groups = draw.choice((2, 4)), draw.choice((1, 2))
     attention = [[1, 3], [2], [0, 1]][number] if number < 3 else draw.sample(range(4), 2)
-    return {
+    config = {
         "hidden_size": draw.choice((16, 32)),
         "intermediate_size": 20,
         "num_hidden_layers": 4 - number % 2,
@@ -32,16 +32,53 @@ def config(family: str, number: int) -> dict[str, Any]:
         "rms_norm_eps": 1e-3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
     }
+    return config if family == "bamba" else _granite(config, draw, number)
+
+
+def _granite(config: dict[str, Any], draw: Random, number: int) -> dict[str, Any]:
+    """The keys of Granite 4, with experts or without."""
+    kinds = ("linear_attention", "full_attention") if number % 2 else ("mamba", "attention")
+    full = config.pop("attn_layer_indices")
+    config["layer_types"] = [kinds[layer in full] for layer in range(config["num_hidden_layers"])]
+    del config["mlp_bias"]
+    factors = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+    config |= {name: draw.choice((0.4, 0.7)) for name in factors} | {"logits_scaling": 6.0}
+    experts = {"num_local_experts": 4 * (number % 3 != 1), "num_experts_per_tok": 2}
+    positions = {} if number % 3 == 1 else {"position_embedding_type": ("rope", "", "nope")[number % 3]}
+    return config | experts | positions | {"shared_intermediate_size": 12}
 
 
 def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor of a layer."""
     embed = config["hidden_size"]
-    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (embed,), "pre_ff_layernorm.weight": (embed,)}
-    mlp = mlp_shapes("feed_forward", embed, config["intermediate_size"])
-    if config["mlp_bias"]:
-        mlp |= {key.replace("weight", "bias"): shape[:1] for key, shape in mlp.items()}
-    return shapes | mlp | (_attention if layer in config["attn_layer_indices"] else _mamba)(config)
+    if "layer_types" in config:
+        norm, mlp, is_full = "post_attention_layernorm", _experts(config), "full" in config["layer_types"][layer]
+        is_full |= config["layer_types"][layer] == "attention"
+    else:
+        norm, mlp, is_full = "pre_ff_layernorm", _mlp(config), layer in config["attn_layer_indices"]
+    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (embed,), f"{norm}.weight": (embed,)}
+    return shapes | mlp | (_attention if is_full else _mamba)(config)
+
+
+def _mlp(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    mlp = mlp_shapes("feed_forward", config["hidden_size"], config["intermediate_size"])
+    return mlp | _biases(mlp, is_there=config["mlp_bias"])
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of Granite's MLPs, and of its experts in joined tensors."""
+    embed, count, inner = config["hidden_size"], config["num_local_experts"], config["intermediate_size"]
+    width, moe = config["shared_intermediate_size"], "block_sparse_moe"
+    shapes: dict[str, tuple[int, ...]] = {
+        "shared_mlp.input_linear.weight": (2 * width, embed),
+        "shared_mlp.output_linear.weight": (embed, width),
+    }
+    experts: dict[str, tuple[int, ...]] = {
+        f"{moe}.router.layer.weight": (count, embed),
+        f"{moe}.input_linear.weight": (count, 2 * inner, embed),
+        f"{moe}.output_linear.weight": (count, embed, inner),
+    }
+    return shapes | (experts if count else {})
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

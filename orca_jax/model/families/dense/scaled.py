@@ -9,8 +9,8 @@ from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_optional_float
 
-_FACTORS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
-_SIZES = {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}
+FACTORS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
+SIZES = {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}
 
 
 def granite_factors(hf: HfConfig) -> dict[str, Any]:
@@ -57,17 +57,17 @@ GRANITE = near_llama(
     "granite",
     "Granite 3",
     "Granite",
-    LlamaShape(_SIZES),
+    LlamaShape(SIZES),
     lambda hf, config: {**biases(hf), **granite_factors(hf)},
-    BIASES | _FACTORS,
+    BIASES | FACTORS,
 )
 HYPERCLOVAX = near_llama(
     "hyperclovax",
     "HyperCLOVA X SEED",
     "HyperCLOVAX",
-    LlamaShape(_SIZES),
+    LlamaShape(SIZES),
     _hyperclovax,
-    BIASES | _FACTORS | {"use_post_norm"},
+    BIASES | FACTORS | {"use_post_norm"},
     _hyperclovax_weights,
 )
 ARCEE = near_llama(
@@ -75,7 +75,7 @@ ARCEE = near_llama(
     "AFM 4.5B",
     "Arcee",
     LlamaShape(
-        {**_SIZES, "hidden_size": 2560, "intermediate_size": 18432, "max_position_embeddings": 4096},
+        {**SIZES, "hidden_size": 2560, "intermediate_size": 18432, "max_position_embeddings": 4096},
         1e-5,
         activation="relu2",
     ),

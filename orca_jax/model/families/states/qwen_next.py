@@ -120,7 +120,7 @@ def qwen3_5_weights(config: ModelConfig) -> tuple[Weight, ...]:
         ):
             rows += _parts(f"in_proj_{key}", (name,), (size,), 1)
     of_mlp = llama.mlp_weights("layers.{layer}.mlp", "blocks.mlp", bias=False)
-    return *_shared_weights(config), *rows, *(of_mlp if config.experts is None else moe_weights())
+    return *_shared_weights(config), *rows, *(of_mlp if config.experts is None else moe_weights(config.mlp_dim))
 
 
 def _parts(key: str, names: tuple[str, ...], sizes: tuple[int, ...], groups: int) -> list[Weight]:

@@ -138,6 +138,22 @@ def afmoe(draw: Random, number: int) -> Config:
     return config | {"mup_enabled": number % 2 == 0, "num_shared_experts": 1}
 
 
+def granitemoe(draw: Random, number: int) -> Config:
+    """Granite with experts."""
+    config = llama(draw, number) | {"rope_theta": theta(draw), "intermediate_size": 12}
+    factors = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+    return (
+        without(config, "head_dim")
+        | experts(draw, "num_local_experts")
+        | {name: draw.choice((0.5, 1.5)) for name in factors}
+    )
+
+
+def granitemoeshared(draw: Random, number: int) -> Config:
+    """The same with a shared expert."""
+    return granitemoe(draw, number) | {"shared_intermediate_size": (8, 12, 0)[number % 3]}
+
+
 MIXTURES: dict[str, Callable[[Random, int], Config]] = {
     maker.__name__: maker
     for maker in (
@@ -153,5 +169,7 @@ MIXTURES: dict[str, Callable[[Random, int], Config]] = {
         hy_v3,
         exaone_moe,
         afmoe,
+        granitemoe,
+        granitemoeshared,
     )
 }

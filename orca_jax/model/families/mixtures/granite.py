@@ -1,0 +1,118 @@
+"""Granite with experts, with a shared one beside them, and Granite 4, whose layers mostly have Mamba-2.
+
+The matrices of all experts of a layer are in one tensor, those to the gate before those beside it. Without experts the
+shared one is the MLP.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from orca_jax.config import ModelConfig
+from orca_jax.layer_config import MixerName
+from orca_jax.model.families import llama
+from orca_jax.model.families.base import JoinedPart, Weight
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
+from orca_jax.model.families.dense.scaled import FACTORS, SIZES, granite_factors
+from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
+from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
+from orca_jax.model.families.values import HfConfig, get_count, get_int, refusal
+
+_MIXERS: dict[str, MixerName] = {
+    "full_attention": "attention",
+    "attention": "attention",
+    "linear_attention": "mamba",
+    "mamba": "mamba",
+}  # by the kind of a layer; two names are those of older files
+_POSITIONS = (None, "nope", "rope")
+_KEYS = FACTORS | {"attention_bias", "num_experts_per_tok", "num_local_experts"}
+
+
+def _moe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    experts = read_experts(hf, "num_local_experts", (8, 2), is_normalised=True)
+    return {**llama.attention_biases(hf), **granite_factors(hf), "experts": experts}
+
+
+def _shared(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    return _with_shared(_moe(hf, config), get_count(hf, "shared_intermediate_size", 0))
+
+
+def _with_shared(fields: dict[str, Any], width: int) -> dict[str, Any]:
+    return {**fields, "experts": replace(fields["experts"], shared_dim=width, shared_gate=False)}
+
+
+def _hybrid(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    width = get_int(hf, "shared_intermediate_size", 1024)
+    kinds, older = hf.get("layer_types"), hf.get("layers_block_type")
+    name, kinds = ("layer_types", kinds) if older is None or kinds is not None else ("layers_block_type", older)
+    kinds = ["linear_attention"] * config.num_layers if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != config.num_layers or not all(kind in _MIXERS for kind in kinds):
+        raise refusal(name, f"must have {config.num_layers} of {', '.join(_MIXERS)}", kinds)
+    if hf.get("position_embedding_type") not in _POSITIONS:
+        raise refusal("position_embedding_type", "must be rope, nope or null", hf["position_embedding_type"])
+    mixers = tuple(_MIXERS[kind] for kind in kinds)
+    has_experts = get_count(hf, "num_local_experts", 8) > 0
+    dense = {**llama.attention_biases(hf), **granite_factors(hf), "mlp_dim": width}
+    return {
+        **(_with_shared(_moe(hf, config), width) if has_experts else dense),
+        "mixer_pattern": mixers,
+        "mamba": read_mamba(hf, config) if "mamba" in mixers else None,
+        "rope_pattern": (hf.get("position_embedding_type") == "rope",),
+    }
+
+
+def _mlp_weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """The weights of experts and of the shared one."""
+    experts, moe = config.experts, "layers.{layer}.block_sparse_moe"
+    if experts is None:
+        return _joined_mlp("blocks.mlp", config.mlp_dim)
+    return (
+        Weight(f"{moe}.router.layer.weight", "blocks.mlp.router", transpose=True),
+        *joined_experts(f"{moe}.input_linear.weight", f"{moe}.output_linear.weight", config.mlp_dim),
+        *(_joined_mlp("blocks.mlp.shared.mlp", experts.shared_dim) if experts.shared_dim else ()),
+    )
+
+
+def _joined_mlp(path: str, width: int) -> tuple[Weight, ...]:
+    key = "layers.{layer}.shared_mlp"
+    parts = [JoinedPart(index, (width, width)) for index in range(2)]
+    return (
+        Weight(f"{key}.input_linear.weight", f"{path}.gate.kernel", transpose=True, part=parts[0]),
+        Weight(f"{key}.input_linear.weight", f"{path}.up.kernel", transpose=True, part=parts[1]),
+        Weight(f"{key}.output_linear.weight", f"{path}.down.kernel", transpose=True),
+    )
+
+
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    return (
+        *llama.outer_weights(config),
+        *(llama.attention_weights(config) if "attention" in config.mixers else ()),
+        *(mamba_weights(config.mamba, "layers.{layer}.mamba") if config.mamba is not None else ()),
+        *_mlp_weights(config),
+    )
+
+
+GRANITEMOE = near_llama(
+    "granitemoe", "Granite 3 with experts", "GraniteMoe", LlamaShape(SIZES), _moe, _KEYS, weights, harmless=HARMLESS
+)
+GRANITEMOESHARED = near_llama(
+    "granitemoeshared",
+    "Granite 3 with a shared expert",
+    "GraniteMoeShared",
+    LlamaShape(SIZES),
+    _shared,
+    _KEYS | {"shared_intermediate_size"},
+    weights,
+    harmless=HARMLESS,
+)
+GRANITEMOEHYBRID = near_llama(
+    "granitemoehybrid",
+    "Granite 4.0",
+    "GraniteMoeHybrid",
+    LlamaShape(SIZES),
+    _hybrid,
+    _KEYS | MAMBA_KEYS | {"layer_types", "layers_block_type", "position_embedding_type", "shared_intermediate_size"},
+    weights,
+    harmless=HARMLESS | {"mamba_chunk_size"},
+)
+GRANITES = (GRANITEMOE, GRANITEMOESHARED, GRANITEMOEHYBRID)
