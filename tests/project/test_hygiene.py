@@ -67,6 +67,7 @@ def test_no_forbidden_import(file: SourceFile) -> None:
         "recorded_answers.py",
         "record_families.py",
         "record_hybrids.py",
+        "record_smollm2.py",
         "record_transformers.py",
     )
     named = (*makers, "judge_lm_eval.py", "peer.py")

