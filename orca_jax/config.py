@@ -16,6 +16,7 @@ from orca_jax.errors import ConfigError
 from orca_jax.layer_config import (
     PAGED_MIXERS,
     SHARED_MIXERS,
+    STATELESS_MIXERS,
     DeltaRuleConfig,
     ExpertsConfig,
     KeySharing,
@@ -24,6 +25,7 @@ from orca_jax.layer_config import (
     LayerKind,
     MambaConfig,
     MixerName,
+    Residual,
     ResidualFactors,
     RopeConfig,
     ShortConvConfig,
@@ -80,7 +82,7 @@ class ModelConfig:
     value_norm: bool = False  # of each head's values, without weights
     attention_sinks: bool = False  # a score of each head joins the softmax and has no value
     attention_gate: Literal["head", "all"] | None = None  # a weight between 0 and 1 for each head, or for all numbers
-    residual: Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed"] = "pre_norm"  # see model/block.py
+    residual: Residual = "pre_norm"
     residual_factors: ResidualFactors | None = None  # of the residual "normed"
     residual_scale: float = 1.0  # factor on what attention and MLP add, of the residuals "pre_norm" and "both_norms"
     layer_scale: bool = False  # the stream after each layer is multiplied by a parameter of one number
@@ -147,14 +149,12 @@ class ModelConfig:
         windowed = LayerKind(self.sliding_window, self.windowed_rope or self.rope)
         kinds = [windowed if has_window else LayerKind(None, self.rope) for has_window in self.window_pattern]
         mixers, ropes = self.mixer_pattern, self.rope_pattern
-        found = [
-            kinds[layer % len(kinds)]._replace(mixer=mixers[layer % len(mixers)]) for layer in range(self.num_layers)
-        ]
+        found = [kinds[i % len(kinds)]._replace(mixer=mixers[i % len(mixers)]) for i in range(self.num_layers)]
         for layer in self.other_mlps[0]:
             found[layer] = found[layer]._replace(mlp="dense_mlp")
-        return tuple(
-            kind if ropes[layer % len(ropes)] else kind._replace(rope=None) for layer, kind in enumerate(found)
-        )
+        if self.residual == "single":
+            found = [kind if kind.mixer == "no_mixer" else kind._replace(mlp="no_mlp") for kind in found]
+        return tuple(kind if ropes[i % len(ropes)] else kind._replace(rope=None) for i, kind in enumerate(found))
 
     def layers_with_part(self, name: str) -> tuple[int, ...]:
         """The layers with a mixer or an MLP of this name; all layers for other names."""
@@ -173,7 +173,7 @@ class ModelConfig:
     @property
     def has_states(self) -> bool:
         """True if some layers keep a state of each request in place of pages."""
-        return not (PAGED_MIXERS | SHARED_MIXERS.keys()).issuperset(self.mixers)
+        return not STATELESS_MIXERS.issuperset(self.mixers)
 
     @property
     def page_shape(self) -> PageShape:

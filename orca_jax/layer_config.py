@@ -15,14 +15,18 @@ MixerName = Literal[
     "linear_attention",
     "delta_rule",
     "mamba",
+    "no_mixer",
 ]  # see model/mixers
-MlpName = Literal["mlp", "dense_mlp"]  # the second one is that of `ModelConfig.other_mlps`
+MlpName = Literal["mlp", "dense_mlp", "no_mlp"]  # the second one is that of `ModelConfig.other_mlps`
+Residual = Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed", "single"]  # see model/block.py
 PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention", "wide_attention", "latent_attention"})
 SHARED_MIXERS: Mapping[MixerName, MixerName] = {
     "shared_attention": "attention",
     "wide_shared_attention": "wide_attention",
 }
 """Mixers that read the pages of an earlier layer, each with the mixer of that layer."""
+STATELESS_MIXERS: frozenset[MixerName] = PAGED_MIXERS | SHARED_MIXERS.keys() | {"no_mixer"}
+"""The others keep states."""
 
 
 @dataclass(frozen=True)

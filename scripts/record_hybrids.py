@@ -61,7 +61,8 @@ def _first_clear(model: Any, rounded: Any, attempts: Sequence[np.ndarray]) -> tu
     """
     for ids in attempts:
         prompt_ids = torch.tensor(ids)[None]
-        options = {"do_sample": False, "max_new_tokens": NEW}
+        # Without a cache: with one, that of Nemotron-H is not of the same model.
+        options = {"do_sample": False, "max_new_tokens": NEW, "use_cache": False}
         whole = model.generate(input_ids=prompt_ids, attention_mask=torch.ones_like(prompt_ids), **options)
         logits = model(whole, use_cache=False).logits[0].float()
         best = logits.topk(2).values[len(ids) - 1 : -1]

@@ -20,6 +20,7 @@ from orca_jax.model.mixers.delta_rule import DeltaRule
 from orca_jax.model.mixers.latent_attention import LatentAttention
 from orca_jax.model.mixers.linear_attention import LinearAttention
 from orca_jax.model.mixers.mamba import Mamba
+from orca_jax.model.mixers.no_mixer import NoMixer
 from orca_jax.model.mixers.short_conv import ShortConv
 from orca_jax.model.rope import Rotation
 
@@ -93,6 +94,7 @@ MIXERS: Mapping[MixerName, Callable[[Maker, ModelConfig, float], Mixer]] = {
     "linear_attention": LinearAttention,
     "delta_rule": DeltaRule,
     "mamba": Mamba,
+    "no_mixer": NoMixer,
 }
 """By the names of their parameters in a block."""
 
@@ -121,14 +123,15 @@ class Block(nnx.Module):
 
         for name, kind in MIXERS.items():
             setattr(self, name, nnx.data(mixer(kind, name)))
-        self.mlp_norm = Norm(make, config)
+        if config.residual != "single":
+            self.mlp_norm = Norm(make, config)
         has_both = config.residual == "both_norms"
         self.attention_out_norm = nnx.data(Norm(make, config) if has_both else None)
         self.mlp_out_norm = nnx.data(Norm(make, config) if has_both else None)
         self.layer_scale = nnx.data(make((1,), ("head_dim",), "ones") if config.layer_scale else None)
         self.layer_input = nnx.data(GatedInput(make, config, config.layer_inputs) if config.layer_inputs else None)
         experts, (others, width) = config.experts, config.other_mlps
-        own = make.with_layers(config.layers_with_part("mlp")) if others else make
+        own = make.with_layers(config.layers_with_part("mlp")) if others or config.residual == "single" else make
         self.dense_mlp: Mlp | None = nnx.data(None)
         self.mlp: Mlp | Experts | MlpAndExperts | None = nnx.data(None)
         if own.has_layers:
@@ -224,7 +227,7 @@ class Block(nnx.Module):
         if keep is not None and adapters is not None:
             adapters = adapters.kept
         attended = self.mixer.merge(out, keep, adapters)
-        (own,) = self.mlps.values()
+        own = next(iter(self.mlps.values()), _nothing)
         # Models with experts have no adapters of MLPs.
         has_adapters = adapters is not None and not self.has_experts
         mlp = partial(own, adapters=adapters) if has_adapters and isinstance(own, Mlp) else own
@@ -232,6 +235,11 @@ class Block(nnx.Module):
         if self.layer_input is not None and beside is not None:
             x = x + self.layer_input(x, beside if keep is None else beside[keep])
         return x if self.layer_scale is None else x * self.layer_scale[...].astype(jnp.float32)
+
+
+def _nothing(x: Float[Array, "B E"]) -> Float[Array, "B E"]:
+    """The MLP of layers without one: its inputs."""
+    return x
 
 
 def _pre_norm(
@@ -281,11 +289,19 @@ def _normed(
     return total(x, mlp(x), block.factors.mlp)
 
 
+def _single(
+    block: Block, x: Float[Array, "B E"], attended: Float[Array, "B E"], mlp: Callable[..., Array]
+) -> Float[Array, "B E"]:
+    """Add the only part of the layer, of normalised inputs: the mixer or the MLP. The other passes its inputs on."""
+    return x + mlp(attended)
+
+
 _RESIDUALS: Mapping[str, Callable[[Block, Array, Array, Callable[..., Array]], Array]] = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
     "both_norms": _both_norms,
     "parallel": _parallel,
     "normed": _normed,
+    "single": _single,
 }
 """The part of a block after its mixer, by `ModelConfig.residual`."""

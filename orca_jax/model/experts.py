@@ -1,8 +1,10 @@
-"""A mixture of experts in place of a block's MLP: a router chooses a few gated MLPs for each token.
+"""A mixture of experts in place of a block's MLP: a router chooses a few MLPs for each token.
 
 The tokens of all requests go through the experts together. The choice and the result of a token depend on this token
 alone, so that they do not depend on the batch. Padding goes through experts as well, and its results are not used.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +36,9 @@ class Experts(nnx.Module):
         embed, width, count = config.embed_dim, config.mlp_dim, experts.count
         self.router = make((embed, count), ("embed", "experts"), "normal")
         self.choice_bias = nnx.data(make((count,), ("experts",), "zeros") if experts.router.has_bias else None)
-        self.gate = make.experts((count, embed, width), ("experts", "embed", "mlp"), 0.02)
-        self.up = make.experts((count, embed, width), ("experts", "embed", "mlp"), 0.02)
+        sizes, names = (count, embed, width), ("experts", "embed", "mlp")
+        self.gate = nnx.data(make.experts(sizes, names, 0.02) if config.gated_mlp else None)
+        self.up = make.experts(sizes, names, 0.02)
         self.down = make.experts((count, width, embed), ("experts", "mlp", "embed"), out_std)
         self.router_bias: nnx.Param[Array] | None = nnx.data(None)
         self.biases: nnx.Dict[nnx.Param[Array]] | None = nnx.data(None)
@@ -80,10 +83,8 @@ class Experts(nnx.Module):
     def _part(self, x: Float[Array, "T E"], routed: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """This device's part of the sum."""
         chosen, weights = self.route(routed)
-        matrices = self.gate, self.up, self.down
-        gate, up, down = (each.parts if isinstance(each, QuantisedExperts) else each[...] for each in matrices)
-        kernels = ExpertKernels(gate, up, down, self._biases())
-        form = self.gate.form if isinstance(self.gate, QuantisedExperts) else KernelForm()
+        kernels = ExpertKernels(_stored(self.gate), _stored(self.up), _stored(self.down), self._biases())
+        form = self.up.form if isinstance(self.up, QuantisedExperts) else KernelForm()
         mixed = expert_mlp(x, chosen, weights, kernels, activation=self._gated, form=form)
         return mixed if self.shared is None else mixed + self.shared(x)
 
@@ -94,8 +95,10 @@ class Experts(nnx.Module):
         gate, up, down = (self.biases[name][...].astype(jnp.float32) for name in ExpertBiases._fields)
         return ExpertBiases(gate, up, down if self.mesh is None else down / self.mesh.size)
 
-    def _gated(self, gate: Float[Array, "*any"], up: Float[Array, "*any"]) -> Float[Array, "*any"]:
+    def _gated(self, gate: Float[Array, "*any"] | None, up: Float[Array, "*any"]) -> Float[Array, "*any"]:
         """The vector that an expert projects back."""
+        if gate is None:
+            return ACTIVATIONS[self.activation](up)
         if self.clamp is None:
             return ACTIVATIONS[self.activation](gate) * up
         limit, slope = self.clamp
@@ -118,6 +121,13 @@ class Experts(nnx.Module):
             weights = weights / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True) + rules.eps, rules.least_sum)
         weights = weights if self.factors is None else weights * self.factors[...].astype(jnp.float32)[chosen]
         return chosen, weights if rules.scale == 1 else weights * rules.scale
+
+
+def _stored(matrices: nnx.Param[Array] | QuantisedExperts | None) -> Any:
+    """The arrays of the matrices of all experts."""
+    if matrices is None:
+        return None
+    return matrices.parts if isinstance(matrices, QuantisedExperts) else matrices[...]
 
 
 def _of_best_groups(choice: Float[Array, "T X"], rules: RouterConfig) -> Float[Array, "T X"]:

@@ -26,10 +26,11 @@ def by_all_experts(
             preferred_element_type=jnp.float32,
         )
 
-    gate, up = (product("te,xef->xtf", x, form.expand(kernel)) for kernel in (kernels.gate, kernels.up))
+    up = product("te,xef->xtf", x, form.expand(kernels.up))
+    gate = None if kernels.gate is None else product("te,xef->xtf", x, form.expand(kernels.gate))
     of_all = jnp.sum(jax.nn.one_hot(chosen, kernels.num_experts) * weights[..., None], axis=1)  # [T, X]
     offset = jnp.float32(0)
-    if (biases := kernels.biases) is not None:
+    if (biases := kernels.biases) is not None and gate is not None:
         gate, up = gate + biases.gate[:, None], up + biases.up[:, None]
         offset = jnp.matmul(of_all, biases.down, precision=jax.lax.Precision.HIGHEST)
     return product("xtf,xfe->te", activation(gate, up) * of_all.T[..., None], form.expand(kernels.down)) + offset

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-type Activate = Callable[[Array, Array], Array]
-"""`(gate, up) -> hidden`: the vector that is projected back."""
+type Activate = Callable[..., Array]
+"""`(gate, up) -> hidden`: the vector that is projected back. The gate is None in MLPs without one."""
 
 
 class ExpertBiases(NamedTuple):
@@ -23,8 +23,8 @@ class ExpertKernels(NamedTuple):
     """The matrices of X experts, or of a single one: arrays, or other trees of arrays with the same first axis.
 
     Attributes:
-        gate: the projections to the gate, [X, E, F].
-        up: the projections to the vectors multiplied by the activated gate, [X, E, F].
+        gate: the projections to the gate, [X, E, F]; None in MLPs without one.
+        up: the projections to the vectors multiplied by the activated gate, or activated themselves, [X, E, F].
         down: the projections back, [X, F, E].
         biases: those of these projections; None if they have none.
     """
@@ -81,8 +81,8 @@ def one_expert(
     x: Float[Array, "M E"], kernels: ExpertKernels, activation: Activate, form: KernelForm = PLAIN
 ) -> Float[Array, "M E"]:
     """The MLP of one expert on M tokens. Products have the type of the weights and float32 sums."""
-    gate, up = form.multiply(x, kernels.gate), form.multiply(x, kernels.up)
-    if kernels.biases is None:
+    gate, up = None if kernels.gate is None else form.multiply(x, kernels.gate), form.multiply(x, kernels.up)
+    if kernels.biases is None or gate is None:
         return form.multiply(activation(gate, up), kernels.down)
     biases = kernels.biases
     return form.multiply(activation(gate + biases.gate, up + biases.up), kernels.down) + biases.down

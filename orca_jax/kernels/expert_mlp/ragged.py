@@ -35,5 +35,6 @@ def by_ragged_products(
 
     gate, up, down = (None, None, None) if biases is None else biases
     rows = x[choices.token]
-    hidden = activation(product(rows, kernels.gate, gate), product(rows, kernels.up, up))
+    gated = None if kernels.gate is None else product(rows, kernels.gate, gate)
+    hidden = activation(gated, product(rows, kernels.up, up))
     return choices.mix(product(hidden, kernels.down, down), weights)

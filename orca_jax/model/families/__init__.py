@@ -20,7 +20,6 @@ from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from orca_jax.model.families.mixtral import MIXTRAL
 from orca_jax.model.families.mixtures.gpt_oss import GPT_OSS
-from orca_jax.model.families.mixtures.granite import GRANITES
 from orca_jax.model.families.mixtures.other_sigmoid import OTHER_SIGMOID
 from orca_jax.model.families.mixtures.sigmoid import SIGMOID
 from orca_jax.model.families.mixtures.softmax import SOFTMAX
@@ -30,8 +29,10 @@ from orca_jax.model.families.phi3 import PHI3
 from orca_jax.model.families.qwen import QWEN2, QWEN3
 from orca_jax.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from orca_jax.model.families.states.bamba import BAMBA
+from orca_jax.model.families.states.granite import GRANITES
 from orca_jax.model.families.states.lfm import LFM2, LFM2_MOE, LFM3
 from orca_jax.model.families.states.minimax import MINIMAX
+from orca_jax.model.families.states.nemotron_h import NEMOTRON_H
 from orca_jax.model.families.states.qwen_next import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 
 _DENSE = (GPT2, LLAMA, QWEN2, MISTRAL, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3_TEXT, GEMMA3, GPT_NEOX, OPT)
@@ -49,7 +50,7 @@ _WITH_EXPERTS = (
     *GRANITES,
 )
 _WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
-_WITH_STATES = (LFM2, LFM2_MOE, LFM3, MINIMAX, QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT, BAMBA)
+_WITH_STATES = (LFM2, LFM2_MOE, LFM3, MINIMAX, QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT, BAMBA, NEMOTRON_H)
 
 _ALL = (
     *_DENSE,

@@ -177,6 +177,7 @@ BOOLEANS = {
     "truncate",
     "use_attention_gate",
     "use_bias",
+    "use_conv_bias",
     "use_double_wide_mlp",
     "use_parallel_residual",
     "use_post_norm",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.model.states import deltas, latents, mambas
+from tests.model.states import deltas, latents, mambas, singles
 
 _COUNTS = {
     "lfm2": 12,
@@ -30,6 +30,7 @@ _COUNTS = {
     "qwen3_5_moe_text": 2,
     "qwen3_5_moe": 1,
     "granitemoehybrid": 3,
+    "nemotron_h": 3,
     "lfm2_moe": 3,
     "lfm2_vl": 1,
     "kimi_k25": 1,
@@ -38,6 +39,7 @@ _OTHERS: Mapping[str, Any] = {
     **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), latents),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), deltas),
     **dict.fromkeys(("bamba", "granitemoehybrid"), mambas),
+    "nemotron_h": singles,
 }  # modules with `config` and `layer_shapes`
 _WRAPPERS = {
     "qwen3_5_moe": ("qwen3_5_moe_text", "model.language_model.", ""),
@@ -201,14 +203,16 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         names = {key: prefix + key.removeprefix("model.") if "model." in key else of_head + key for key, _ in inner}
         return {names[key]: shape for key, shape in inner}
     embed, is_lfm = config["hidden_size"], config["model_type"].startswith("lfm")
+    base = "backbone" if config["model_type"] == "nemotron_h" else "model"
     outer = {"lfm": ("embed_tokens", "embedding_norm"), "bam": ("embed_tokens", "final_layernorm")}
+    outer |= {"nem": ("embeddings", "norm_f")}
     table, final = outer.get(config["model_type"][:3], ("embed_tokens", "norm"))
-    shapes: dict[str, tuple[int, ...]] = {f"model.{table}.weight": (VOCAB, embed), f"model.{final}.weight": (embed,)}
+    shapes: dict[str, tuple[int, ...]] = {f"{base}.{table}.weight": (VOCAB, embed), f"{base}.{final}.weight": (embed,)}
     if not config.get("tie_word_embeddings", is_lfm):
         shapes["lm_head.weight"] = (VOCAB, embed)
     if (module := _OTHERS.get(config["model_type"])) is not None:
         for layer in range(config["num_hidden_layers"]):
-            shapes |= {f"model.layers.{layer}.{key}": each for key, each in module.layer_shapes(config, layer).items()}
+            shapes |= {f"{base}.layers.{layer}.{key}": each for key, each in module.layer_shapes(config, layer).items()}
         return shapes
     for layer, kind in enumerate(layer_types(config)):
         of_layer = _lfm_layer(config, kind, layer) if is_lfm else _minimax_layer(config, kind)

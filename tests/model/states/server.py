@@ -19,7 +19,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, write_and_attend
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.layer_config import PAGED_MIXERS, MixerName
+from orca_jax.layer_config import MixerName
 from orca_jax.model.mixers.base import Index, StatePools
 from orca_jax.model.mixers.states import STATES
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
@@ -193,7 +193,7 @@ def allocate(model: ModelConfig, mesh: Mesh) -> Caches:
 
     pages = jax.tree.map(filled, shapes, pages_spec("head_major", TENSOR_AXIS, float32, has_values=has_values))
     states: dict[MixerName, StatePools] = {}
-    for name in sorted(set(model.mixers) - PAGED_MIXERS):
+    for name in sorted(STATES.keys() & {*model.mixers}):
         number = BLOCKS * len(model.layers_with(name))
         states[name] = tuple(
             filled(jax.ShapeDtypeStruct((number, *array.shape), float32), partition_spec((None, *array.axes)))

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
 QUICK = ("lfm3-0", "minimax-2", "youtu-0", "qwen3_next-1", "qwen3_5_text-1", "bamba-1")
 WITH_ALL_PARTS = ("youtu-0", "qwen3_next-1", "bamba-1", "qwen3_5_text-1")
-SLOW_PARTS = ("qwen3_5_moe_text-1", "granitemoehybrid-0", "lfm2_moe-2", "deepseek_v3-0")
+SLOW_PARTS = ("qwen3_5_moe_text-1", "granitemoehybrid-0", "nemotron_h-0", "lfm2_moe-2", "deepseek_v3-0")
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
 
@@ -160,6 +160,7 @@ def test_attention_backends(name: str, backend: str, base: Path) -> None:
         ("youtu-0", 2),
         ("qwen3_next-1", 2),
         ("bamba-1", 3),
+        ("nemotron_h-1", 2),
         ("granitemoehybrid-0", 2),
         ("qwen3_5_text-0", 2),
     ],
@@ -180,7 +181,7 @@ def test_a_layer_left_out_is_seen(name: str, base: Path) -> None:
     (decoder,), (plain,) = server.stages, server.weights
     ends = ("out.kernel", "mlp.down.kernel", "mlp.down")
     paths = [path_of(keys) for keys, _ in nnx.to_flat_state(plain) if path_of(keys).endswith(ends)]
-    assert len(paths) >= 2 * decoder.num_layers
+    assert len(paths) >= (1 if decoder.config.residual == "single" else 2) * decoder.num_layers
     for broken in paths:
         server.reset([without(plain, broken)])
         assert difference(name, served(name, server, LAUNCHES[:3])) > MUTATED, broken
@@ -208,6 +209,10 @@ def test_a_part_switched_off_is_seen(name: str, base: Path) -> None:
         *(("granitemoehybrid-1", {f"{part}_scale": 1.0}) for part in ("attention", "embedding", "logit", "residual")),
         ("granitemoehybrid-0", {"rope_pattern": (False,)}),
         ("granitemoehybrid-2", {"rope_pattern": (True,)}),
+        ("nemotron_h-0", {"activation": "relu"}),
+        ("nemotron_h-0", {"rope_pattern": (True,)}),
+        ("nemotron_h-0", {"mamba": {"step_limits": (0.0, float("inf"))}}),
+        ("nemotron_h-0", {"experts": {"router": {"used_groups": 4}}}),
         ("qwen3_5_text-1", {"norm_offset": 0.0}),
         ("qwen3_5_text-1", {"rope": {"rotated_dim": None}}),
         ("lfm2_moe-2", {"experts": {"router": {"scale": 1.0}}}),
