@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+from flax import nnx
 from jax.sharding import Mesh
 
 from orca_jax.config import DType, ExecutorConfig, LoadFormat, ModelConfig
@@ -113,7 +114,7 @@ def place_model(
     for index, span in enumerate(spans(weights.config, num_stages)):
         mesh = tensor_mesh(devices[index * size : (index + 1) * size])
         shapes = weights.shapes(mesh, span)
-        _arrange_for(weights.keep_bits, devices, library, shapes)
+        arrange_for(weights.keep_bits, devices, library, shapes)
         if library is not None:
             shapes.pack(library, len(devices))
         stages.append(PlacedStage(mesh, shapes))
@@ -173,23 +174,26 @@ def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel
     # Quantised weights are read in the form of the plain ones, so both have to be unstacked, or neither.
     reads_stacks = isinstance(stage.shapes.blocks, Block) or placed.weights.keep_bits is not None
     keep, library = placed.weights.keep_bits, placed.library if reads_stacks else None
-    form = partial(_arrange_for, keep, placed.devices, library)
+    form = partial(arrange_for, keep, placed.devices, library)
     decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, form)
     if placed.library is not None:
         decoder.pack(placed.library, len(placed.devices))
     return StageModel(decoder, stage.mesh)
 
 
-def _arrange_for(
+def arrange_for(
     keep_bits: KeepBits | None, devices: list[jax.Device], library: Library | None, decoder: Decoder
 ) -> None:
     """`arrange`, with the bits of the files where the library multiplies them."""
     platform = devices[0].platform
     if library is None or keep_bits is None:
         arrange(platform, decoder, library)
-    else:
+        return
+    kept: Decoder = nnx.clone(decoder)
+    keep_bits(kept, library, len(devices))
+    if not kept.can_pack(library):
         arrange(platform, decoder)
-        keep_bits(decoder, library, len(devices))
+    keep_bits(decoder, library, len(devices))
 
 
 def arrange(platform: str, decoder: Decoder, library: Library | None = None) -> None:

@@ -121,7 +121,7 @@ def load_orbax(directory: Path, config: ModelConfig, wanted: Wanted, progress: P
             view, shapes, is_split = views[name], [*of_array.values()], name not in of_array
             if name in stacked:
                 size = len(shapes) if is_split else shapes[0].shape[0]
-                begin = bisect_left(layers_of(name, config), wanted.first_layer)
+                begin = bisect_left(layers_of(name, config), wanted.layers.start)
                 view = Taken(view, 0, np.arange(begin, begin + size))
             if is_split:
                 read = read_layers(name, view, shapes, config, not_finite)

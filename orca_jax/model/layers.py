@@ -18,6 +18,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.packed import (
+    MixedBitsMatrix,
     PackedBitsMatrix,
     PackedBitsTable,
     PackedMatrix,
@@ -43,7 +44,7 @@ from orca_jax.model.sharding import MESH_AXES
 from orca_jax.model.stages import LayerSpan
 
 Init = Literal["normal", "zeros", "ones"]
-Matrix = nnx.Param[Array] | PackedMatrix | QuantisedMatrix | PackedBitsMatrix
+Matrix = nnx.Param[Array] | PackedMatrix | QuantisedMatrix | PackedBitsMatrix | MixedBitsMatrix
 """A matrix of one of the kinds of storage; `multiply` reads all of them."""
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -174,7 +175,7 @@ def multiply(x: Float[Array, "T I"], *kernels: Matrix) -> list[Float[Array, "T O
     """`x` times each of some matrices of any storage, with float32 sums. The library multiplies them in one call."""
     if all([isinstance(kernel, PackedMatrix) for kernel in kernels]):
         return packed_matmuls(x, kernels)  # type: ignore[arg-type]
-    if all([isinstance(kernel, PackedBitsMatrix) for kernel in kernels]):
+    if all([isinstance(kernel, PackedBitsMatrix | MixedBitsMatrix) for kernel in kernels]):
         return bits_matmuls(x, kernels)  # type: ignore[arg-type]
     if len(kernels) > 1:
         return [multiply(x, kernel)[0] for kernel in kernels]
@@ -228,7 +229,9 @@ class Linear(nnx.Module):
             self.kernel = packed_matrix(self.kernel, library, num_devices)
 
     def has_packed_form(self, library: Library) -> bool:
-        """True if `pack` replaces the matrix."""
+        """True if `pack` replaces the matrix, or it is packed already."""
+        if isinstance(self.kernel, PackedBitsMatrix | MixedBitsMatrix):
+            return True
         return type(self.kernel) is nnx.Param and has_packed_form(self.kernel, library)
 
     def take_outputs(self, columns: np.ndarray) -> None:

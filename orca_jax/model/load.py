@@ -151,7 +151,7 @@ class Loading:
         shapes, of_model = held, held_of_model
         if kind is not None:
             _, shapes, of_model = self._forms(replace(self.config, quantization=None), mesh, span, arrange)
-        wanted = Wanted(shapes, of_model, span.start, kind, held, held_of_model)
+        wanted = Wanted(shapes, of_model, range(span.start, span.stop), kind, held, held_of_model)
         config = on_shards(self.config, tensor_parallel_size(mesh))
         read: Decoder = nnx.merge(structure, self._read(config, wanted, progress))
         return read

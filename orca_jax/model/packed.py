@@ -5,6 +5,7 @@ of blocks are packed, and the table of the unembedding; not experts.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -90,10 +91,14 @@ def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> 
     return PackedMatrix(values, axes=layout.packed_axes, layout=layout)
 
 
+class BitsParam(nnx.Param[Any]):
+    """An array of a `PackedBitsMatrix`. In a layer of a stack, the value is a `kernels.native.Packed`."""
+
+
 def layer_of(variable: nnx.Variable[Any], index: Int[Array, ""]) -> nnx.Variable[Any]:
     """The parameter of one layer. A packed matrix stays in its stack, which the library reads; others are copied."""
     stack = variable.get_value()
-    is_packed = isinstance(variable, PackedMatrix)
+    is_packed = isinstance(variable, PackedMatrix | BitsParam)
     return variable.replace(
         Packed(stack, index) if is_packed else jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
     )
@@ -187,36 +192,85 @@ def _on_shards[T](
 
 
 class PackedBitsMatrix(nnx.Module):
-    """A quantised matrix in the place of a parameter, in the form of `kernels.native.pack_bits`.
+    """A quantised matrix in the place of a parameter, or a stack of them, in the form of `kernels.native.pack_bits`.
 
     Args:
-        packed: its arrays, or their sharded shapes.
+        packed: its arrays, or their sharded shapes; those of a stack have the layers as their first axis.
         layout: the place of the matrix.
         dtype: float32 for products in float32, another type for activations of 16 bits.
     """
 
     def __init__(self, packed: PackedBits, layout: PackedLayout, dtype: jnp.dtype) -> None:
-        words, scales = _bits_axes(layout, packed.scales.shape[1])
-        self.words = nnx.Param(packed.words, axes=words, layout=layout)
-        self.scales = nnx.Param(packed.scales, axes=scales)
-        others = (None if array is None else nnx.Param(array, axes=scales) for array in (packed.minima, packed.units))
+        words, scales = _bits_axes(layout, packed.scales.shape[-2])
+        self.words = BitsParam(packed.words, axes=words, layout=layout)
+        self.scales = BitsParam(packed.scales, axes=scales)
+        others = (None if array is None else BitsParam(array, axes=scales) for array in (packed.minima, packed.units))
         self.minima, self.units = map(nnx.data, others)
         self.bits = packed.bits
         self.dtype = dtype
 
     @property
+    def layout(self) -> PackedLayout:
+        """The place of the matrix."""
+        layout: PackedLayout = self.words.get_metadata("layout")
+        return layout
+
+    @property
     def packed(self) -> PackedBits:
-        """The arrays of the matrix."""
-        minima, units = (None if other is None else other[...] for other in (self.minima, self.units))
-        return PackedBits(self.words[...], self.scales[...], self.bits, minima, units)
+        """The arrays of the matrix, or of the current layer in its stack."""
+        given = (self.words, self.scales, self.minima, self.units)
+        values = [None if variable is None else variable.get_value() for variable in given]
+        layer = None
+        if isinstance(values[0], Packed):
+            layer, values = values[0].layer, [None if value is None else value.stack for value in values]
+        words, scales, minima, units = values
+        return PackedBits(words, scales, self.bits, minima, units, layer=layer)
 
 
-def bits_matmuls(x: Float[Array, "T I"], matrices: Sequence[PackedBitsMatrix]) -> list[Float[Array, "T O"]]:
+class MixedBitsMatrix(nnx.Module):
+    """The matrices of a stack of layers that have several forms.
+
+    Args:
+        forms: the stack of each form.
+        form_of: the form of each layer.
+    """
+
+    def __init__(self, forms: Sequence[PackedBitsMatrix], form_of: Sequence[int]) -> None:
+        self.forms = nnx.List(forms)
+        self.form_of = tuple(form_of)
+
+    def packed_as(self, form: int) -> PackedBits:
+        """The arrays of the current layer, which has this form."""
+        packed: PackedBits = self.forms[form].packed
+        places = np.cumsum(np.equal(self.form_of, form)) - 1
+        return replace(packed, layer=jnp.asarray(places)[packed.layer])
+
+
+def bits_matmuls(
+    x: Float[Array, "T I"], matrices: Sequence[PackedBitsMatrix | MixedBitsMatrix]
+) -> list[Float[Array, "T O"]]:
     """`x` times each of some matrices with the same inputs, with float32 sums over groups of them."""
-    layouts: list[PackedLayout] = [matrix.words.get_metadata("layout") for matrix in matrices]
-    packed = [matrix.packed for matrix in matrices]
+    mixed = [matrix for matrix in matrices if isinstance(matrix, MixedBitsMatrix)]
+    by_layer = list(zip(*[matrix.form_of for matrix in mixed], strict=True)) or [()]
+    choices = list(dict.fromkeys(by_layer))
+    branches = [partial(_products_in_forms, matrices, choice) for choice in choices]
+    if len(branches) == 1:
+        return branches[0](x)
+    numbers = jnp.asarray([choices.index(choice) for choice in by_layer])
+    products: list[Array] = jax.lax.switch(numbers[mixed[0].forms[0].packed.layer], branches, x)
+    return products
+
+
+def _products_in_forms(
+    matrices: Sequence[PackedBitsMatrix | MixedBitsMatrix], forms: tuple[int, ...], x: Float[Array, "T I"]
+) -> list[Float[Array, "T O"]]:
+    """`bits_matmuls` in a layer whose mixed matrices have these forms."""
+    left = iter(forms)
+    packed = [each.packed_as(next(left)) if isinstance(each, MixedBitsMatrix) else each.packed for each in matrices]
+    firsts = [each.forms[0] if isinstance(each, MixedBitsMatrix) else each for each in matrices]
+    layouts = [first.layout for first in firsts]
     specs = [_bits_specs(*pair) for pair in zip(layouts, packed, strict=True)]
-    multiply = partial(few_bits_products, dtype=matrices[0].dtype, devices=layouts[0].num_devices)
+    multiply = partial(few_bits_products, dtype=firsts[0].dtype, devices=layouts[0].num_devices)
     return _on_shards(multiply, x, layouts, packed, specs)
 
 
@@ -297,20 +351,36 @@ class BitsForm(NamedTuple):
     unit: int = 0
 
 
-def stored_bits(plain: nnx.Param[Any], library: Library, num_devices: int, form: BitsForm) -> PackedBitsMatrix | None:
+def stored_bits(
+    plain: nnx.Param[Any], library: Library, num_devices: int, forms: Sequence[BitsForm]
+) -> PackedBitsMatrix | MixedBitsMatrix | None:
     """The shapes of a matrix or table that files have in few bits; None if it has no packed form.
 
     Args:
         plain: its sharded shape, with logical axes.
         library: the library of the product.
         num_devices: that share the processors of this machine.
-        form: that of the files.
+        forms: that of the files; in a stack, that of each layer.
     """
     layout, is_table = _layout_of(plain, library, num_devices), plain.get_metadata("axes")[0] == "vocab"
     value, layout = plain.get_value(), _transposed(layout) if is_table else layout
-    inputs, outputs = value.shape[::-1] if is_table else value.shape
-    splits, parts = (1 if MESH_AXES[axis] is None else layout.mesh.size for axis in layout.axes)
-    bits, group, has_minima, unit = form
+    *stack, inputs, outputs = value.shape[::-1] if is_table else value.shape
+    kinds, held = list(dict.fromkeys(forms)), list[PackedBitsMatrix]()
+    for form in kinds:
+        shapes = _stored_shapes((inputs, outputs), layout, form)
+        if shapes is None:
+            return None
+        if stack:
+            shapes = jax.tree.map(partial(_stacked, forms.count(form)), shapes)
+        sharded = _sharded(shapes, _bits_shardings(layout, shapes))
+        held.append((PackedBitsTable if is_table else PackedBitsMatrix)(sharded, layout, _form(value.dtype, library)))
+    return held[0] if len(held) == 1 else MixedBitsMatrix(held, [kinds.index(form) for form in forms])
+
+
+def _stored_shapes(sizes: tuple[int, int], layout: PackedLayout, form: BitsForm) -> PackedBits | None:
+    """The shapes of a matrix with inputs and outputs of these sizes; None if it has no packed form."""
+    (inputs, outputs), (bits, group, has_minima, unit) = sizes, form
+    splits, parts = (1 if MESH_AXES[axis] is None else layout.mesh.size for axis in layout.axes[-2:])
     if inputs // splits % max(INPUTS, group * unit) or outputs // parts % layout.width:
         return None
 
@@ -318,27 +388,30 @@ def stored_bits(plain: nnx.Param[Any], library: Library, num_devices: int, form:
         return jax.ShapeDtypeStruct((outputs // layout.width, rows, kinds * layout.width), dtype)
 
     factors = shape(inputs // group, jnp.int8 if unit else jnp.float16)
-    packed = PackedBits(
+    return PackedBits(
         shape(inputs * bits // 32, jnp.uint32),
         factors,
         bits,
         factors if has_minima else None,
         shape(inputs // (group * unit), jnp.float16, 1 + has_minima) if unit else None,
     )
-    sharded = _sharded(packed, _bits_shardings(layout, packed))
-    return (PackedBitsTable if is_table else PackedBitsMatrix)(sharded, layout, _form(value.dtype, library))
+
+
+def _stacked(size: int, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size, *shape.shape), shape.dtype)
 
 
 def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The logical axes of words and of scales. A single group has the inputs of all devices."""
-    inputs, outputs = layout.axes
-    return (outputs, inputs, "columns"), (outputs, "groups" if num_groups == 1 else inputs, "columns")
+    *stack, inputs, outputs = layout.axes
+    return (*stack, outputs, inputs, "columns"), (*stack, outputs, "groups" if num_groups == 1 else inputs, "columns")
 
 
 def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
-    words, scales = map(partition_spec, _bits_axes(layout, packed.scales.shape[1]))
+    words, scales = map(partition_spec, _bits_axes(layout, packed.scales.shape[-2]))
     minima, units = (None if other is None else scales for other in (packed.minima, packed.units))
-    return PackedBits(words, scales, packed.bits, minima, units)
+    layer = None if packed.layer is None else PartitionSpec()
+    return PackedBits(words, scales, packed.bits, minima, units, layer=layer)
 
 
 def _bits_shardings(layout: PackedLayout, packed: PackedBits) -> PackedBits:

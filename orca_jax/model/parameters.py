@@ -23,7 +23,7 @@ class Wanted(NamedTuple):
 
     shapes: nnx.State  # `ShapeDtypeStruct` with shardings, padded; values are cast to its types
     of_model: nnx.State  # the same for all stages
-    first_layer: int  # of the stage
+    layers: range  # of the stage
     kind: Quantization | None  # of the decoder; if it has one, the trees above are plain, and these quantised:
     held: nnx.State
     held_of_model: nnx.State

@@ -144,7 +144,7 @@ def load_files(
     if problems:
         raise CheckpointError(source, problems)
     leaves = {path: leaf for path, leaf in leaves.items() if path not in others.paths}
-    first = wanted.first_layer
+    first = wanted.layers.start
     matrices = {path: _matrices(path, leaf, sources, files, config, first) for path, leaf in leaves.items()}
     values = dict(others.read())
     parts, not_finite = wanted.make_parts(), NotFinite()

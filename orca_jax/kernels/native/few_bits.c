@@ -3,11 +3,11 @@
 //
 // out [R, O] = x [R, I] @ matrix [I, O], and an entry of the matrix is scale * (value - offset), with an offset of half
 // of the values, or scale * value - minimum. Groups of inputs share scales and minima. The arguments are in blocks of
-// WIDTH columns, and all of a vector's lanes are columns, so nothing is summed over lanes:
+// WIDTH columns, and all of a vector's lanes are columns, so nothing is summed over lanes. They are stacks of L matrices:
 //
-//     words           uint32   [O / WIDTH, I * bits / 32, WIDTH]: some inputs of a column
-//     scales, minima  float32 or float16  [O / WIDTH, groups, WIDTH], or integers of 8 bits times units
-//     units           float16  [O / WIDTH, units of a column, WIDTH], or 2 WIDTH: those of minima come last
+//     words           uint32   [L, O / WIDTH, I * bits / 32, WIDTH]: some inputs of a column
+//     scales, minima  float32 or float16  [L, O / WIDTH, groups, WIDTH], or integers of 8 bits times units
+//     units           float16  [L, O / WIDTH, units of a column, WIDTH], or 2 WIDTH: those of minima come last
 //
 // Halves of a word have the even and the odd inputs: a shift of 16-bit lanes and a mask give two neighbours. With 5 and
 // 6 bits, words of the low 4 bits of 32 and 16 inputs come before one with the high bits of all of them.
@@ -171,28 +171,38 @@ static int64_t attribute(XLA_FFI_CallFrame *frame, int index) {
   return *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[index])->value;
 }
 
-static int has_shape(const XLA_FFI_Buffer *buffer, XLA_FFI_DataType dtype, int64_t blocks, int64_t rows,
+static int has_shape(const XLA_FFI_Buffer *buffer, XLA_FFI_DataType dtype, int64_t layers, int64_t blocks, int64_t rows,
                      int64_t width) {
   const int64_t *dims = buffer->dims;
-  return buffer->dtype == dtype && buffer->rank == 3 && dims[0] == blocks && dims[1] == rows && dims[2] == width;
+  return buffer->dtype == dtype && dims[0] == layers && dims[1] == blocks && dims[2] == rows && dims[3] == width;
 }
 
-// A product from its words, scales, minima, units and result. False if their shapes do not fit.
+// The part of a stack for one of its matrices; NULL if the stack is empty.
+static const void *in_stack(const XLA_FFI_Buffer *stack, int64_t layer, int64_t size) {
+  const int64_t *dims = stack->dims;
+  return dims[0] > 0 ? (const uint8_t *)stack->data + layer * dims[1] * dims[2] * dims[3] * size : NULL;
+}
+
+// A product from its words, scales, minima, units, index and result. False if their shapes do not fit.
 static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XLA_FFI_Buffer *out) {
-  const XLA_FFI_Buffer *words = given[0], *scales = given[1], *minima = given[2], *units = given[3];
-  if (words->rank != 3 || scales->rank != 3 || minima->rank != 3 || units->rank != 3) return 0;
+  const XLA_FFI_Buffer *words = given[0], *scales = given[1], *minima = given[2], *units = given[3], *index = given[4];
+  if (words->rank != 4 || scales->rank != 4 || minima->rank != 4 || units->rank != 4) return 0;
+  if (index->dtype != XLA_FFI_DataType_S32 || index->rank != 0) return 0;
   if (p->inputs < 1 || p->inputs % GROUP) return 0;
   const int has_minima = minima->dims[0] > 0, has_units = units->dims[0] > 0, kinds = has_minima ? 2 : 1;
-  p->scales = scales->data;
-  p->minima = has_minima ? minima->data : NULL;
-  p->units = has_units ? units->data : NULL;
-  p->words = words->data;
+  p->is_half = scales->dtype == XLA_FFI_DataType_F16;
+  const int64_t layer = *(const int32_t *)index->data, layers = words->dims[0];
+  const int64_t size = has_units ? 1 : p->is_half ? 2 : 4;  // bytes of a scale
+  if (layer < 0 || layer >= layers) return 0;
+  p->scales = in_stack(scales, layer, size);
+  p->minima = in_stack(minima, layer, size);
+  p->units = in_stack(units, layer, 2);
+  p->words = in_stack(words, layer, 4);
   p->out = out->data;
   p->outputs = out->dims[1];
-  p->groups = scales->dims[1];
-  p->num_units = units->dims[1];
-  p->bits = words->dims[1] * 32 / p->inputs;
-  p->is_half = scales->dtype == XLA_FFI_DataType_F16;
+  p->groups = scales->dims[2];
+  p->num_units = units->dims[2];
+  p->bits = words->dims[2] * 32 / p->inputs;
   const XLA_FFI_DataType type = has_units     ? XLA_FFI_DataType_S8
                                 : p->is_half ? XLA_FFI_DataType_F16
                                              : XLA_FFI_DataType_F32;
@@ -203,20 +213,20 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
                    (!has_units || (p->unit * p->num_units == p->inputs && p->unit % p->group == 0));
   return fits && p->bits >= 4 && p->bits <= 8 && p->bits != 7 && p->outputs % WIDTH == 0 &&
          (p->bits != 6 || !has_minima) &&
-         has_shape(words, XLA_FFI_DataType_U32, blocks, p->inputs * p->bits / 32, WIDTH) &&
-         has_shape(scales, type, blocks, p->groups, WIDTH) &&
-         (!has_minima || has_shape(minima, type, blocks, p->groups, WIDTH)) &&
-         (!has_units || has_shape(units, XLA_FFI_DataType_F16, blocks, p->num_units, kinds * WIDTH));
+         has_shape(words, XLA_FFI_DataType_U32, layers, blocks, p->inputs * p->bits / 32, WIDTH) &&
+         has_shape(scales, type, layers, blocks, p->groups, WIDTH) &&
+         (!has_minima || has_shape(minima, type, layers, blocks, p->groups, WIDTH)) &&
+         (!has_units || has_shape(units, XLA_FFI_DataType_F16, layers, blocks, p->num_units, kinds * WIDTH));
 }
 
-// Arguments: x; then for each product words, scales, minima and units; these two are empty if there are none. Results:
-// those of the products. Attributes, by name: the number of devices that share the processors, and 1 for the form in
-// float32.
+// Arguments: x; then for each product words, scales, minima and units, the last two empty if there are none, and the
+// index of its matrix in the stacks. Results: those of the products. Attributes, by name: the number of devices that
+// share the processors, and 1 for the form in float32.
 XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   List list = {.count = frame->rets.size};
-  if (list.count < 1 || list.count > MOST || frame->args.size != 1 + 4 * list.count || frame->attrs.size != 2)
-    return refuse(frame, "products of few bits have x, four arguments and a result for each, and two attributes");
+  if (list.count < 1 || list.count > MOST || frame->args.size != 1 + 5 * list.count || frame->attrs.size != 2)
+    return refuse(frame, "products of few bits have x, five arguments and a result for each, and two attributes");
   const XLA_FFI_Buffer *x = frame->args.args[0];
   const int64_t devices = attribute(frame, 0), rows = x->dims[0], inputs = x->dims[1];
   const int is_float32 = attribute(frame, 1);
@@ -238,7 +248,7 @@ XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
         .weights = sizes + parts,
         .totals = (int32_t *)(sizes + 2 * parts),
     };
-    fits = read_product(p, (const XLA_FFI_Buffer *const *)frame->args.args + 1 + 4 * i, frame->rets.rets[i]);
+    fits = read_product(p, (const XLA_FFI_Buffer *const *)frame->args.args + 1 + 5 * i, frame->rets.rets[i]);
     blocks += p->outputs / WIDTH;
     bytes += inputs * p->outputs * p->bits / 8;
   }

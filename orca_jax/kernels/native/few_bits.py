@@ -55,7 +55,7 @@ class FewBits:
         return jnp.matmul(x.astype(jnp.float32), self.dequantised(), precision=jax.lax.Precision.HIGHEST)
 
 
-_FIELDS = ("words", "scales", "minima", "units", "order")
+_FIELDS = ("words", "scales", "minima", "units", "order", "layer")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=_FIELDS, meta_fields=("bits",))
@@ -66,6 +66,9 @@ class PackedBits:
     A word has some inputs of a column, as numbers from 0; `shifts` gives the place of each. With 5 and 6 bits, words
     with the low 4 bits of 32 and 16 inputs come before one with the high bits of all of them. Units are factors of
     scales and minima, which are integers then: each is that of some groups.
+
+    With `layer`, the arrays have one more axis, the first, and the matrix is this one of a stack. The library reads it
+    in place.
     """
 
     words: Any  # uint32 [N, J, W]. Each of these may be a shape or a sharding
@@ -74,6 +77,7 @@ class PackedBits:
     minima: Any = None  # of the type of the scales [N, G, W]
     units: Any = None  # float16 [N, H, W], or with minima [N, H, 2 W]: theirs come last
     order: Any = None  # int [I]
+    layer: Any = None  # int32 []
 
 
 def can_pack_bits(library: Library, inputs: int, outputs: int, num_groups: int, splits: int = 1) -> bool:
@@ -190,8 +194,8 @@ def few_bits_products(
         devices: those that share the processors of this machine.
     """
     for each in matrices:
-        has_all = each.words.shape[1] * 32 == x.shape[1] * each.bits
-        assert has_all, f"{each.words.shape[1]} words of a column cannot hold {x.shape[1]} inputs of {each.bits} bits"
+        has_all = each.words.shape[-2] * 32 == x.shape[1] * each.bits
+        assert has_all, f"{each.words.shape[-2]} words of a column cannot hold {x.shape[1]} inputs of {each.bits} bits"
     x = x.astype(jnp.float32)
     if all([each.order is None for each in matrices]):
         return _products(x, matrices, dtype, devices)
@@ -200,12 +204,19 @@ def few_bits_products(
 
 
 def _products(x: Array, matrices: Sequence[PackedBits], dtype: jnp.dtype, devices: int) -> list[Array]:
-    none = jnp.zeros((0, 0, 0), jnp.float32)
-    given = [array for m in matrices for array in (m.words, m.scales, m.minima, m.units)]
-    arrays = [none if array is None else array for array in given]
-    shapes = [(x.shape[0], m.words.shape[0] * m.words.shape[2]) for m in matrices]
+    given = [array for matrix in matrices for array in _in_stack(matrix)]
+    shapes = [(x.shape[0], m.words.shape[-3] * m.words.shape[-1]) for m in matrices]
     call = jax.ffi.ffi_call(FEW_BITS_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
-    return list(call(x, *arrays, devices=np.int64(devices), is_float32=np.int64(dtype == jnp.float32)))
+    return list(call(x, *given, devices=np.int64(devices), is_float32=np.int64(dtype == jnp.float32)))
+
+
+def _in_stack(matrix: PackedBits) -> list[Array]:
+    """The arguments of a matrix. One alone is a stack of one."""
+    arrays = [matrix.words, matrix.scales, matrix.minima, matrix.units]
+    if matrix.layer is None:
+        arrays = [None if array is None else array[None] for array in arrays]
+    none, layer = jnp.zeros((0, 0, 0, 0), jnp.float32), 0 if matrix.layer is None else matrix.layer
+    return [*(none if array is None else array for array in arrays), jnp.asarray(layer, jnp.int32)]
 
 
 def _group(inputs: int, size: int) -> int:

@@ -5,10 +5,11 @@ Where the library in C multiplies them, matrices of some types keep their bits. 
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
 _PARTS = ("words", "scales", "minima", "units")
+_FORM = ".forms."  # before the number of a form of a mixed matrix
 _SCALED = (FREQUENCIES, "rope_factors_long.weight", "rope_factors_short.weight")
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
@@ -109,7 +111,7 @@ class _StoredMatrix(NamedTuple):
     def fills(self, shape: tuple[int, ...], name: str) -> bool:
         """True unless a matrix of this shape has copies of some outputs. A table may have more rows, for padding."""
         outputs = self.tensor.shape[0] if self.order is None else len(self.order)
-        return name == "table" or shape[1] == outputs
+        return name == "table" or shape[-1] == outputs
 
 
 @dataclass(frozen=True)
@@ -122,20 +124,34 @@ class _File:
     table: tuple[Weight, ...]
     keys: Mapping[str, str]  # in safetensors, by the names here
 
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """The names here, by the keys in safetensors."""
+        return {key: theirs for theirs, key in self.keys.items()}
+
     def permutation(self, theirs: str) -> np.ndarray | None:
         if not self.architecture.is_permuted or not theirs.endswith(_PERMUTED):
             return None
         return permuted_rows(self.tensors[theirs].shape[0], self.config.head_dim)
 
-    def matrix(self, path: str, first_layer: int) -> _StoredMatrix | None:
-        """The matrix in few bits of a parameter of a stage; None if it has none."""
+    def matrices(self, path: str, layers: range) -> list[_StoredMatrix]:
+        """The matrices in few bits of a parameter of a stage; empty if one of them is not.
+
+        Args:
+            path: of a parameter, or of a stack with all layers of the stage.
+            layers: of the stage.
+        """
         whole, layer = split_layer(path)
         weight = next((weight for weight in self.table if weight.path == whole), None)
         if weight is None or weight.is_of_experts or weight.first_row or weight.transpose == path.endswith(".table"):
-            return None
+            return []
+        needed = layers if weight.stacked and layer is None else (layers.start + (layer or 0),)
+        found = [self._matrix(weight, each) for each in needed]
+        return [matrix for matrix in found if matrix is not None] if None not in found else []
+
+    def _matrix(self, weight: Weight, layer: int) -> _StoredMatrix | None:
         prefix = FAMILIES[self.config.family].prefixes[0] if weight.prefixed else ""
-        key = prefix + weight.key.format(layer=first_layer + (layer or 0))
-        theirs = next((theirs for theirs, ours in self.keys.items() if ours == key), None)
+        theirs = self.names.get(prefix + weight.key.format(layer=layer))
         if theirs is None or theirs not in self.tensors or self.tensors[theirs].kind.name not in BLOCK_KINDS:
             return None
         tensor, order = self.tensors[theirs], self.permutation(theirs)
@@ -164,7 +180,7 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
 
     Args:
         path: the file.
-        decoder: unstacked, with sharded shapes.
+        decoder: with sharded shapes. Of a stack, all layers are replaced or none.
         library: the library of the products.
         num_devices: that share the processors of this machine.
     """
@@ -173,9 +189,12 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
         if not isinstance(module, Linear | Table):
             continue
         name = "kernel" if isinstance(module, Linear) else "table"
-        held, found = getattr(module, name), file.matrix(f"{path_of(keys)}.{name}", decoder.span.start)
-        if found is not None and type(held) is nnx.Param and found.fills(held.get_value().shape, name):
-            kept = stored_bits(held, library, num_devices, found.kind.form)
+        held = getattr(module, name)
+        if type(held) is not nnx.Param:
+            continue
+        found = file.matrices(f"{path_of(keys)}.{name}", range(decoder.span.start, decoder.span.stop))
+        if found and all([matrix.fills(held.get_value().shape, name) for matrix in found]):
+            kept = stored_bits(held, library, num_devices, [matrix.kind.form for matrix in found])
             setattr(module, name, held if kept is None else kept)
 
 
@@ -213,9 +232,13 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
         paths = frozenset(f"{name}.{part}" for name in kept for part in _PARTS)
 
         def read(name: str) -> dict[str, Array]:
-            found = file.matrix(name, wanted.first_layer)
-            assert found is not None, f"{path} has changed"
-            return _read_bits(name, found, descriptors[found.tensor.part], leaves)
+            whole, _, form = name.partition(_FORM)
+            found = file.matrices(whole, wanted.layers)
+            assert found, f"{path} has changed"
+            if form:
+                needed = list(dict.fromkeys([matrix.kind.form for matrix in found]))[int(form)]
+                found = [matrix for matrix in found if matrix.kind.form == needed]
+            return _read_bits(name, found, descriptors, leaves)
 
         def read_all() -> dict[str, Array]:
             with ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="weights") as pool:
@@ -229,18 +252,32 @@ def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progres
 
 
 def _read_bits(
-    name: str, found: _StoredMatrix, descriptor: int, leaves: Mapping[str, jax.ShapeDtypeStruct]
+    name: str, found: Sequence[_StoredMatrix], descriptors: Sequence[int], leaves: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Array]:
-    """The parameters of a packed matrix. Rows of a table beyond the stored ones are zeros. Raises OSError."""
-    tensor, words = found.tensor, leaves[f"{name}.words"]
+    """The parameters of a packed matrix, or of a stack of them. Raises OSError."""
+    *_, blocks, _, width = leaves[f"{name}.words"].shape
+    arrays: dict[str, np.ndarray] = {}
+    for index, matrix in enumerate(found):
+        rows = _stored_rows(matrix, descriptors[matrix.tensor.part], blocks * width)
+        packed = packed_blocks(rows, matrix.kind, width)
+        for part in _PARTS:
+            values = getattr(packed, part)
+            if values is not None:
+                arrays.setdefault(part, np.empty((len(found), *values.shape), values.dtype))[index] = values
+    shaped = {f"{name}.{part}": array for part, array in arrays.items()}
+    return {
+        key: jax.device_put(array.reshape(leaves[key].shape), leaves[key].sharding) for key, array in shaped.items()
+    }
+
+
+def _stored_rows(matrix: _StoredMatrix, descriptor: int, outputs: int) -> np.ndarray:
+    """The bytes of each output. Those of a table beyond the stored ones are zeros. Raises OSError."""
+    tensor = matrix.tensor
     rows = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
     read_exactly(descriptor, tensor.begin, rows)
-    rows = rows if found.order is None else rows[found.order]
-    blocks, _, width = words.shape
-    padding = np.zeros((blocks * width - len(rows), tensor.row_bytes), np.uint8)
-    packed = packed_blocks(np.concatenate([rows, padding]) if len(padding) else rows, found.kind, width)
-    arrays = {f"{name}.{part}": getattr(packed, part) for part in _PARTS}
-    return {part: jax.device_put(array, leaves[part].sharding) for part, array in arrays.items() if array is not None}
+    rows = rows if matrix.order is None else rows[matrix.order]
+    padding = np.zeros((outputs - len(rows), tensor.row_bytes), np.uint8)
+    return np.concatenate([rows, padding]) if len(padding) else rows
 
 
 def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,15 @@ def frequency_factors(rope: RopeConfig, head_dim: int) -> np.ndarray:
 
 
 def write(
-    path: Path, name: str, kind: Kind = Kind.F32, texts: dict[str, Any] | None = None, split: int = 0, **changes: Any
+    path: Path,
+    name: str,
+    kind: Kind | Callable[[str], Kind] = Kind.F32,
+    texts: dict[str, Any] | None = None,
+    split: int = 0,
+    **changes: Any,
 ) -> Path:
     """Write a reference model as llama.cpp's converter does. `changes` are further keys of the architecture."""
+    kind_of = kind if callable(kind) else lambda theirs: kind
     architecture = ARCHITECTURES[name]
     config = read_model_config(REFERENCE / name)
     writer = GGUFWriter(path, architecture, split_max_tensors=split)
@@ -124,8 +131,9 @@ def write(
         ):
             values = values * config.attention_scale * config.head_dim**0.5  # of queries: files have no scale of scores
         values = np.ascontiguousarray(values, np.float32)
-        if kind != Kind.F32 and values.shape[-1] % 32 == 0 and values.ndim > 1:
-            writer.add_tensor(theirs, gguf.quantize(values, kind), raw_dtype=kind)
+        own = kind_of(theirs)
+        if own != Kind.F32 and values.shape[-1] % 32 == 0 and values.ndim > 1:
+            writer.add_tensor(theirs, gguf.quantize(values, own), raw_dtype=own)
         else:
             writer.add_tensor(theirs, values)
     writer.write_header_to_file()
