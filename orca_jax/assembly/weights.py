@@ -24,7 +24,7 @@ from orca_jax.model.checkpoint import ArrayOfTree, open_stored, read_parameter, 
 from orca_jax.model.files.digests import check_digests
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.orbax_files import PARAMS, Keys, orbax_root, read_tree
-from orca_jax.model.packed import held_values, plain_shape
+from orca_jax.model.packed.matrices import held_values, plain_shape
 from orca_jax.model.parameters import (
     first_line,
     flat_parameters,

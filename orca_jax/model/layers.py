@@ -17,16 +17,18 @@ from jaxtyping import Array, Float, Int
 from orca_jax.config import ModelConfig
 from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
-from orca_jax.model.packed import (
+from orca_jax.model.packed.bits import (
     MixedBitsMatrix,
     PackedBitsMatrix,
     PackedBitsTable,
-    PackedMatrix,
-    PackedTable,
     bits_matmuls,
-    has_packed_form,
     packed_bits,
     packed_bits_table,
+)
+from orca_jax.model.packed.matrices import (
+    PackedMatrix,
+    PackedTable,
+    has_packed_form,
     packed_matmuls,
     packed_matrix,
     packed_table,

@@ -24,7 +24,7 @@ from orca_jax.model.layer_inputs import InputsOfLayers
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
 from orca_jax.model.lora.launch import Adapters, LayerAdapters
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
-from orca_jax.model.packed import layer_of
+from orca_jax.model.packed.bits import layer_of
 from orca_jax.model.quantise import Storage
 from orca_jax.model.rope import Rotation, Rotations
 from orca_jax.model.sharding import tensor_parallel_size

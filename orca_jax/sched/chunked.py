@@ -195,7 +195,7 @@ class _SelectionBuilder:
         kv, row, start = self.kv, request.row, request.num_computed
         assert row is not None, f"{request.request_id} does not run"
         size = 1 if num_left == 1 else self.chunk(request, num_left, start)
-        left, free = None, self.free
+        free, left = self.free, None
         if kv.has_windows:
             left = kv.behind(row, start)
             free += left

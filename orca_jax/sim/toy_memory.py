@@ -10,13 +10,18 @@ _Contents = list[int | None]
 """The tokens of a block: the id and the adapter of each as one number, then the model's sum up to each position."""
 
 
+_OwnBlocks = tuple[list[int], list[set[int]], list[_Contents], int]
+"""The blocks of a row in a group, the readers and the contents of all blocks of its pool, and the row as a reader."""
+
+
 @dataclass(slots=True)
 class ToyRow:
     """The state of one row on the device."""
 
     request_id: str
     sampling: RowSampling
-    blocks: tuple[list[int], ...]  # by group; `NO_BLOCK` where the row never had one, or has left it
+    blocks: Sequence[list[int]]  # by group; `NO_BLOCK` where the row never had one, or has left it
+    own_blocks: Sequence[_OwnBlocks]  # by group
     num_left: list[int]  # by group; blocks before these were left
     ids: list[int] = field(default_factory=list)  # the context; without meaning where a prefix hit left it out
     sums: list[int] = field(default_factory=list)  # the model's sum after each position
@@ -114,7 +119,7 @@ class ToyMemory:
         elif member.state is not None:
             self._check_state(member, row)
         row.start = start
-        self._append(member.row, row, ids)
+        self._append(row, ids)
         if member.state is not None:
             self._states[member.state.target] = None if is_repeated else (len(row.sums), row.sums[-1])
 
@@ -132,28 +137,24 @@ class ToyMemory:
             f"{member.request_id} starts at {member.start} and reads state {source}, which is that of other tokens"
         )
 
-    def _append(self, index: int, row: ToyRow, ids: list[int]) -> None:
-        end, num_pages = row.start + len(ids), len(row.blocks[0])
-        assert end <= num_pages * self._page_size, f"{row.request_id}: {end} tokens in {num_pages} pages"
+    def _append(self, row: ToyRow, ids: list[int]) -> None:
+        size, vocab_size, start = self._page_size, self._vocab_size, row.start
+        end, num_pages = start + len(ids), len(row.blocks[0])
+        assert end <= num_pages * size, f"{row.request_id}: {end} tokens in {num_pages} pages"
         total = row.sums[-1] if row.sums else 0
-        adapter, first_reader = self._adapter_of(row), self._reader(index, 0)
-        size, vocab_size = self._page_size, self._vocab_size
+        adapter = self._adapter_of(row)
         row.ids += ids
-        for position, token in enumerate(ids, start=row.start):
+        for position, token in enumerate(ids, start):
             assert 0 <= token < vocab_size, f"{row.request_id}: ids outside the vocabulary"
             total += (position + 1) * (token + 1 + adapter)
             row.sums.append(total)
             number, slot = divmod(position, size)
-            code = token + vocab_size * adapter
-            for group, pool in self._pools:
-                block = row.blocks[group][number]
+            for blocks, readers, contents, reader in row.own_blocks:
+                block = blocks[number]
                 assert block != NO_BLOCK, f"{row.request_id} writes position {position} into a block that it has left"
-                readers = self._readers[pool][block]
-                assert len(readers) == 1 and first_reader + group in readers, (
-                    f"{row.request_id} writes into page {block}, which is shared"
-                )
-                held = self._blocks[pool][block]
-                held[slot], held[size + slot] = code, total
+                assert readers[block] == {reader}, f"{row.request_id} writes into page {block}, which is shared"
+                held = contents[block]
+                held[slot], held[size + slot] = token + vocab_size * adapter, total
 
     def check(self, index: int) -> None:
         """Check a row's blocks: they must hold the tokens written for it, as far as its last member reads them."""
@@ -189,8 +190,12 @@ class ToyMemory:
     def _holder(self, member: Member) -> ToyRow:
         """The state of a member's row with the new blocks appended; a new holder starts with an empty row."""
         if member.sampling is not None:
-            lists = tuple([list[int]() for _ in self._groups])
-            self._rows[member.row] = ToyRow(member.request_id, member.sampling, lists, [0] * len(lists))
+            lists = [list[int]() for _ in self._groups]
+            own_blocks = [
+                (blocks, self._readers[pool], self._blocks[pool], self._reader(member.row, group))
+                for blocks, (group, pool) in zip(lists, self._pools, strict=True)
+            ]
+            self._rows[member.row] = ToyRow(member.request_id, member.sampling, lists, own_blocks, [0] * len(lists))
             assert member.num_old_blocks == 0, f"{member.request_id} is new in row {member.row} and has old blocks"
         row = self._rows[member.row]
         assert row.request_id == member.request_id, f"row {member.row} is {row.request_id}'s, not {member.request_id}'s"

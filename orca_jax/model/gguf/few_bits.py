@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orca_jax.kernels.native import PackedBits
-from orca_jax.model.packed import BitsForm
+from orca_jax.model.packed.bits import BitsForm
 
 _BYTES_OF_4 = [0, 4, 1, 5], [2, 6, 3, 7]  # inputs in the low and the high bits of the bytes of a word
 _BYTES_OF_8 = [0, 2, 1, 3]

@@ -29,7 +29,7 @@ from orca_jax.model.files.stripes import read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
 from orca_jax.model.layers import Linear, Table
-from orca_jax.model.packed import stored_bits
+from orca_jax.model.packed.bits import stored_bits
 from orca_jax.model.parameters import Wanted, first_line, flat_parameters, path_of, split_layer
 from orca_jax.model.shards import MAX_THREADS
 from orca_jax.model.transformer import Decoder

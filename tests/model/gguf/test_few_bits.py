@@ -18,7 +18,7 @@ from orca_jax.kernels.native import unpack_columns
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, packed_blocks
 from orca_jax.model.layers import Linear
 from orca_jax.model.load import load_decoder, prepare_load
-from orca_jax.model.packed import (
+from orca_jax.model.packed.bits import (
     MixedBitsMatrix,
     PackedBitsMatrix,
     PackedBitsTable,

@@ -16,7 +16,7 @@ from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.layers import Table
 from orca_jax.model.load import abstract_decoder, random_decoder
-from orca_jax.model.packed import PackedBitsMatrix, PackedBitsTable, bits_matmuls, packed_bits
+from orca_jax.model.packed.bits import PackedBitsMatrix, PackedBitsTable, bits_matmuls, packed_bits
 from orca_jax.model.parameters import flat_parameters
 from orca_jax.model.quantise import QuantisedMatrix, quantise
 from orca_jax.model.sharding import partition_spec

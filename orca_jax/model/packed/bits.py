@@ -1,8 +1,4 @@
-"""Packed matrices of linear layers on CPUs, in the order in which a product reads them (`kernels/native`).
-
-A decoder is packed after it is loaded, matrix by matrix, so the memory has one matrix twice at most. The linear layers
-of blocks are packed, and the table of the unembedding; not experts.
-"""
+"""Quantised matrices on CPUs in the packed form of few bits, single or in stacks of layers (`kernels/native`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.native import (
@@ -21,74 +17,14 @@ from orca_jax.kernels.native import (
     Library,
     Packed,
     PackedBits,
-    can_pack,
     can_pack_bits,
     few_bits_products,
-    in_stack,
-    inputs_each,
-    pack,
     pack_bits,
-    packed_columns,
-    packed_products,
     unpack_columns,
 )
+from orca_jax.model.packed.matrices import PackedLayout, PackedMatrix, layout_of, on_shards, transposed
 from orca_jax.model.quantise import Quantised, QuantisedMatrix, QuantisedTable, few_bits
-from orca_jax.model.sharding import MESH_AXES, TENSOR_AXIS, partition_spec
-
-
-class PackedMatrix(nnx.Param[Any]):
-    """A matrix in the form of `kernels.native.pack`, split over devices as the plain matrix was.
-
-    Its metadata are `axes`, the logical axes of layers if it is a stack, of blocks of outputs, of inputs, and of the
-    numbers of a block; and `layout`. In a layer of a stack, the value is a `kernels.native.Packed`.
-    """
-
-
-class PackedLayout(NamedTuple):
-    """The place of a packed matrix on its devices."""
-
-    mesh: Mesh
-    axes: tuple[str, ...]  # logical axes of the plain matrix: layers if it is a stack, inputs and outputs
-    width: int  # columns of a block
-    num_devices: int  # that share the processors of this machine
-
-    @property
-    def plain_sharding(self) -> NamedSharding:
-        """The sharding of the plain matrix."""
-        return NamedSharding(self.mesh, partition_spec(self.axes))
-
-    @property
-    def sharding(self) -> NamedSharding:
-        """The sharding of the packed matrix."""
-        return NamedSharding(self.mesh, partition_spec(self.packed_axes))
-
-    @property
-    def packed_axes(self) -> tuple[str, ...]:
-        """The logical axes of the packed matrix."""
-        *stack, inputs, outputs = self.axes
-        return (*stack, outputs, inputs, "columns")
-
-
-def has_packed_form(plain: nnx.Param[Any], library: Library) -> bool:
-    """True if a matrix, or each of a stack, has a packed form; see `packed_matrix`."""
-    value = plain.get_value()
-    *_, inputs, outputs = _layout_of(plain, library, 1).plain_sharding.shard_shape(value.shape)
-    return can_pack(library, inputs, outputs, value.dtype)
-
-
-def packed_matrix(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
-    """The packed form of a matrix or of a stack, or `plain` itself if its shape or type has none.
-
-    Args:
-        plain: an array or a sharded shape [I, O] or [L, I, O], with logical axes.
-        library: the library of the product.
-        num_devices: that share the processors of this machine.
-    """
-    if not has_packed_form(plain, library):
-        return plain
-    value, layout = plain.get_value(), _layout_of(plain, library, num_devices)
-    values = _packed_shape(value, layout) if isinstance(value, jax.ShapeDtypeStruct) else _packed(value, layout)
-    return PackedMatrix(values, axes=layout.packed_axes, layout=layout)
+from orca_jax.model.sharding import MESH_AXES, partition_spec
 
 
 class BitsParam(nnx.Param[Any]):
@@ -102,93 +38,6 @@ def layer_of(variable: nnx.Variable[Any], index: Int[Array, ""]) -> nnx.Variable
     return variable.replace(
         Packed(stack, index) if is_packed else jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
     )
-
-
-class PackedTable(PackedMatrix):
-    """A table [V, E] in the form of a packed matrix from E to V, as the library reads it for the unembedding."""
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows, with those of padding."""
-        return int(self.get_value().shape[0] * self.get_metadata("layout").width)
-
-    def rows(self, index: Int[Array, "T"]) -> Float[Array, "T E"]:
-        """The rows `index`; one out of range gets the nearest row."""
-        return packed_columns(self[...], jnp.clip(index, 0, self.num_rows - 1), self.get_metadata("layout").width)
-
-    def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector with every row, with float32 sums."""
-        return packed_matmuls(hidden, [self])[0]
-
-
-def packed_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
-    """The packed form of a table, or `plain` itself if its shape or type has none; see `packed_matrix`."""
-    value, layout = plain.get_value(), _transposed(_layout_of(plain, library, num_devices))
-    width, rows = layout.plain_sharding.shard_shape(value.shape[::-1])
-    if not can_pack(library, width, rows, value.dtype):
-        return plain
-    held = (
-        _packed_shape(jax.ShapeDtypeStruct(value.shape[::-1], value.dtype), layout)
-        if isinstance(value, jax.ShapeDtypeStruct)
-        else _packing(layout.width, layout.sharding, is_table=True)(value)
-    )
-    return PackedTable(held, axes=layout.packed_axes, layout=layout)
-
-
-def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
-    """The sharded shape of a parameter as it is read: that of the plain matrix if it is packed."""
-    value: jax.ShapeDtypeStruct = variable.get_value()
-    if not isinstance(variable, PackedMatrix):
-        return value
-    layout: PackedLayout = variable.get_metadata("layout")
-    *stack, blocks, rows, _ = value.shape
-    shape = *stack, rows * inputs_each(value.dtype), blocks * layout.width
-    if isinstance(variable, PackedTable):
-        shape, layout = shape[::-1], _transposed(layout)
-    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=layout.plain_sharding)
-
-
-def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
-    """The values of a parameter as the decoder holds them, from those with its `plain_shape`."""
-    if not isinstance(variable, PackedMatrix):
-        return read
-    layout: PackedLayout = variable.get_metadata("layout")
-    if isinstance(variable, PackedTable):
-        return _packing(layout.width, layout.sharding, is_table=True)(read)
-    return _packed(read, layout)
-
-
-def packed_matmuls(x: Float[Array, "T I"], matrices: Sequence[PackedMatrix]) -> list[Float[Array, "T O"]]:
-    """`x` times each of some packed matrices with the same inputs, with float32 sums, in one call of the library."""
-    layouts: list[PackedLayout] = [matrix.get_metadata("layout") for matrix in matrices]
-    specs = [Packed._make((PartitionSpec(None, *layout.sharding.spec[-3:]), PartitionSpec())) for layout in layouts]
-    packed = [in_stack(matrix.get_value()) for matrix in matrices]
-    return _on_shards(partial(packed_products, devices=layouts[0].num_devices), x, layouts, packed, specs)
-
-
-def _on_shards[T](
-    multiply: Callable[[Array, list[T]], list[Array]],
-    x: Float[Array, "T I"],
-    layouts: Sequence[PackedLayout],
-    matrices: list[T],
-    specs: list[Any],
-) -> list[Float[Array, "T O"]]:
-    """Products on each device, with the sums over devices if these share the inputs."""
-    inputs = MESH_AXES[layouts[0].axes[-2]]
-
-    def on_shard(x: Float[Array, "T I"], matrices: list[T]) -> list[Float[Array, "T O"]]:
-        products = multiply(x, matrices)
-        return products if inputs is None else jax.lax.psum(products, TENSOR_AXIS)
-
-    split = jax.shard_map(
-        on_shard,
-        mesh=layouts[0].mesh,
-        in_specs=(PartitionSpec(None, inputs), specs),
-        out_specs=[PartitionSpec(None, MESH_AXES[layout.axes[-1]]) for layout in layouts],
-        check_vma=False,  # the sum over devices is done by hand
-    )
-    products: list[Array] = split(x, matrices)
-    return products
 
 
 class PackedBitsMatrix(nnx.Module):
@@ -271,7 +120,7 @@ def _products_in_forms(
     layouts = [first.layout for first in firsts]
     specs = [_bits_specs(*pair) for pair in zip(layouts, packed, strict=True)]
     multiply = partial(few_bits_products, dtype=firsts[0].dtype, devices=layouts[0].num_devices)
-    return _on_shards(multiply, x, layouts, packed, specs)
+    return on_shards(multiply, x, layouts, packed, specs)
 
 
 class PackedBitsTable(PackedBitsMatrix):
@@ -300,14 +149,14 @@ def packed_bits(held: QuantisedMatrix, library: Library, num_devices: int) -> Qu
         library: the library of the product.
         num_devices: that share the processors of this machine.
     """
-    layout = _layout_of(held.values, library, num_devices)
+    layout = layout_of(held.values, library, num_devices)
     packed = _packed_bits(held.values, held.scale, held.kind, layout, library)
     return held if packed is None else PackedBitsMatrix(packed, layout, _form(held.dtype, library))
 
 
 def packed_bits_table(held: QuantisedTable, library: Library, num_devices: int) -> QuantisedTable | PackedBitsTable:
     """The packed form of a quantised table, or `held` itself if its shape has none; see `packed_bits`."""
-    layout = _transposed(_layout_of(held.values, library, num_devices))
+    layout = transposed(layout_of(held.values, library, num_devices))
     packed = _packed_bits(held.values, held.scale, "table", layout, library)
     return held if packed is None else PackedBitsTable(packed, layout, _form(held.dtype, library))
 
@@ -362,8 +211,8 @@ def stored_bits(
         num_devices: that share the processors of this machine.
         forms: that of the files; in a stack, that of each layer.
     """
-    layout, is_table = _layout_of(plain, library, num_devices), plain.get_metadata("axes")[0] == "vocab"
-    value, layout = plain.get_value(), _transposed(layout) if is_table else layout
+    layout, is_table = layout_of(plain, library, num_devices), plain.get_metadata("axes")[0] == "vocab"
+    value, layout = plain.get_value(), transposed(layout) if is_table else layout
     *stack, inputs, outputs = value.shape[::-1] if is_table else value.shape
     kinds, held = list(dict.fromkeys(forms)), list[PackedBitsMatrix]()
     for form in kinds:
@@ -424,44 +273,6 @@ def _sharded(shapes: PackedBits, shardings: PackedBits) -> PackedBits:
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
     )
     return sharded
-
-
-def _layout_of(plain: nnx.Param[Any], library: Library, num_devices: int) -> PackedLayout:
-    return PackedLayout(plain.get_value().sharding.mesh, plain.get_metadata("axes"), library.width, num_devices)
-
-
-def _transposed(layout: PackedLayout) -> PackedLayout:
-    """The layout of a table as a matrix from its vectors to its rows, and back."""
-    return layout._replace(axes=layout.axes[::-1])
-
-
-def _packed_shape(plain: Array | jax.ShapeDtypeStruct, layout: PackedLayout) -> jax.ShapeDtypeStruct:
-    shape = jax.eval_shape(partial(pack, width=layout.width), plain)
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=layout.sharding)
-
-
-def _packed(plain: Float[Array, "*L I O"], layout: PackedLayout) -> Float[Array, "*L N J W"]:
-    if plain.ndim == 2:
-        return _packing(layout.width, layout.sharding, is_table=False)(plain)
-    shape = _packed_shape(plain, layout)
-    stack = jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
-    for layer in range(plain.shape[0]):  # one by one: the temporary memory is that of a layer
-        stack = _putting(layout.width)(stack, plain, np.int32(layer))
-    return stack
-
-
-@cache
-def _packing(width: int, sharding: NamedSharding, *, is_table: bool) -> Callable[[Array], Array]:
-    return jax.jit(lambda plain: pack(plain.T if is_table else plain, width), out_shardings=sharding)
-
-
-@cache
-def _putting(width: int) -> Callable[[Array, Array, np.int32], Array]:
-    def put(stack: Float[Array, "L N J W"], plain: Float[Array, "L I O"], layer: Int[Array, ""]) -> Array:
-        matrix = jax.lax.dynamic_index_in_dim(plain, layer, keepdims=False)
-        return jax.lax.dynamic_update_index_in_dim(stack, pack(matrix, width), layer, axis=0)
-
-    return jax.jit(put, donate_argnums=0)
 
 
 def _pack_stored(stored: Quantised, form: str, width: int, splits: int) -> PackedBits:
