@@ -138,18 +138,17 @@ class ToyMemory:
         )
 
     def _append(self, row: ToyRow, ids: list[int]) -> None:
-        size, vocab_size, start = self._page_size, self._vocab_size, row.start
-        end, num_pages = start + len(ids), len(row.blocks[0])
-        assert end <= num_pages * size, f"{row.request_id}: {end} tokens in {num_pages} pages"
-        total = row.sums[-1] if row.sums else 0
+        size, vocab_size, sums = self._page_size, self._vocab_size, row.sums
+        total = sums[-1] if sums else 0
         adapter = self._adapter_of(row)
         row.ids += ids
-        for position, token in enumerate(ids, start):
+        for position, token in enumerate(ids, row.start):
             assert 0 <= token < vocab_size, f"{row.request_id}: ids outside the vocabulary"
             total += (position + 1) * (token + 1 + adapter)
-            row.sums.append(total)
+            sums.append(total)
             number, slot = divmod(position, size)
             for blocks, readers, contents, reader in row.own_blocks:
+                assert number < len(blocks), f"{row.request_id}: position {position} in {len(blocks)} pages"
                 block = blocks[number]
                 assert block != NO_BLOCK, f"{row.request_id} writes position {position} into a block that it has left"
                 assert readers[block] == {reader}, f"{row.request_id} writes into page {block}, which is shared"

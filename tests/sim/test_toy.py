@@ -88,7 +88,7 @@ NEXT = Member("a", 0, 3, [0], True, num_old_blocks=2)
         ([NEXT._replace(ids=[])], "processes nothing"),
         ([NEXT._replace(ids=[10])], "outside the vocabulary"),
         ([NEXT._replace(start=4)], "starts at 4 after 3"),
-        ([NEXT._replace(ids=[1, 2])], "5 tokens in 2 pages"),
+        ([NEXT._replace(ids=[1, 2])], "position 4 in 2 pages"),
         ([NEXT._replace(num_old_blocks=1)], "has 2 blocks, but the plan has 1"),
         ([NEXT._replace(request_id="b")], "row 0 is a's, not b's"),
         ([NEXT._replace(sampling=GREEDY)], "new in row 0 and has old blocks"),
