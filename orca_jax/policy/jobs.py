@@ -1,8 +1,7 @@
-"""`RequestView` and `PolicyView` over the engine's own requests."""
+"""`RequestView` over the engine's own requests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from orca_jax.policy.protocol import RequestView
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request, State
@@ -26,7 +25,7 @@ class PolicyRequest:
         self.last_token: float | None = None
         self.predicted_at = 0  # generated tokens at the last prediction
         self.hit: tuple[int, Hit] = (-1, NO_HIT)  # the number of the selection that it was found in
-        self.left = (-1, 0)  # the number of the selection, and the tokens that may be processed in it
+        self.left: int | None = None  # of a resident: tokens that may be processed in this selection
 
     def __repr__(self) -> str:
         return f"job {self.index}"
@@ -61,14 +60,9 @@ class PolicyRequest:
 
     @property
     def num_left(self) -> int:
-        table = self._table
-        if table is None:
-            return self.request.num_left
-        number, left = self.left
-        if number != table.number:
-            left = table.num_left(self)
-            self.left = table.number, left
-        return left
+        if self.left is not None:
+            return self.left
+        return self.request.num_left if self._table is None else self._table.num_left(self)
 
     @property
     def num_cached(self) -> int:
@@ -115,51 +109,77 @@ class PolicyRequest:
         return self.request.first_token
 
 
+class _Jobs(dict[Request, PolicyRequest]):
+    """The job of each request, made when it is looked at."""
+
+    def __init__(self, table: "JobTable") -> None:
+        self._table = table
+
+    def __missing__(self, request: Request) -> PolicyRequest:
+        self[request] = job = PolicyRequest(request, self._table)
+        return job
+
+
 class JobTable:
     """The jobs of all live requests that were looked at, and the facts of the current selection."""
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
-        self._jobs: dict[int, PolicyRequest] = {}
+        self._jobs = _Jobs(self)
         self._pool: RequestPool | None = None
-        self.number = 0  # of the current selection
-        self._last_plan = 0  # tokens drawn in later plans are on their way through the stages
-        self._with_rows: list[PolicyRequest] = []
-        self.residents: list[PolicyRequest] = []  # of these, the ones that have not ended
+        self._number = 0  # of the current selection
+        self.with_rows: Sequence[PolicyRequest] = ()
+        self.residents: Sequence[PolicyRequest] = ()  # of these, the ones that have not ended
 
     def begin(self, pool: RequestPool, now: float) -> list[PolicyRequest]:
         """Begin a selection; returns the jobs that ended since the last one."""
-        self._pool, self.number, self._last_plan = pool, self.number + 1, pool.num_plans - self._num_stages
-        ended = [job for job in self._with_rows if job.request.state is State.FINISHED]
+        self._pool, self._number, before = pool, self._number + 1, self.with_rows
+        self.with_rows = self.residents = tuple(map(self._jobs.__getitem__, pool.running.values()))
+        ended = []
+        if before != self.with_rows:
+            for job in before:
+                if job.request.row is None:
+                    job.left = None
+                    if job.request.state is State.FINISHED:
+                        ended.append(job)
         if len(self._jobs) > 2 * len(pool) + _SPARE:
             ended = [job for job in self._jobs.values() if job.request.state is State.FINISHED]
         for job in ended:
-            del self._jobs[job.index]
-        self._with_rows = [self.job(request) for request in pool.running.values()]
-        refresh: int | None = getattr(pool.predictor, "refresh", None)  # only predictors from outside have it
-        self.residents = [job for job in self._with_rows if not (job.request.finish_reason or job.request.aborted)]
-        for job in self.residents:
-            if len(job.request.generated_ids) != job.seen:
-                job.seen, job.last_token = len(job.request.generated_ids), now
-                if refresh is not None and job.seen >= job.predicted_at + refresh:
-                    job.predicted_at, job.request.predicted_output = job.seen, pool.predictor.predict(job.request)
+            del self._jobs[job.request]
+        self._read(pool, now)
         return ended
 
-    def job(self, request: Request) -> PolicyRequest:
-        """The job of a request, always the same."""
-        found = self._jobs.get(request.arrival_index)
-        if found is None:
-            found = self._jobs[request.arrival_index] = PolicyRequest(request, self)
-        return found
+    def _read(self, pool: RequestPool, now: float) -> None:
+        """Read what residents have got, and what they have left to do."""
+        last = pool.num_plans - self._num_stages  # tokens drawn in later plans are on their way through the stages
+        refresh: int | None = getattr(pool.predictor, "refresh", None)  # only predictors from outside have it
+        is_leaving = False
+        for job in self.with_rows:
+            request = job.request
+            if request.finish_reason or request.aborted:
+                job.left, is_leaving = 0, True
+                continue
+            seen = len(request.generated_ids)
+            if seen != job.seen:
+                job.seen, job.last_token = seen, now
+                if refresh is not None and seen >= job.predicted_at + refresh:
+                    job.predicted_at, request.predicted_output = seen, pool.predictor.predict(request)
+            job.left = 0 if request.drawn_in > last and request.num_pending else request.num_left
+        if is_leaving:
+            self.residents = [job for job in self.with_rows if not (job.request.finish_reason or job.request.aborted)]
 
     def waiting(self) -> Iterator[PolicyRequest]:
         """The jobs without a row that could get one."""
-        assert self._pool is not None, "no selection has begun"
-        return (self.job(request) for request in self._pool if request.is_idle)
+        pool = self._pool
+        assert pool is not None, "no selection has begun"
+        if len(pool) > len(pool.running):
+            for request in pool:
+                if request.row is None and not request.in_flight:
+                    yield self._jobs[request]
 
-    def is_live(self, job: RequestView) -> bool:
+    def is_live(self, job: object) -> bool:
         """True if a job is one of this table, and its request has not left."""
-        if not isinstance(job, PolicyRequest) or self._jobs.get(job.index) is not job:
+        if not isinstance(job, PolicyRequest) or self._jobs.get(job.request) is not job:
             return False
         return job.request.state is not State.FINISHED
 
@@ -167,27 +187,23 @@ class JobTable:
         """The beginning of a waiting job in the prefix cache; looked up once for each selection."""
         assert self._pool is not None, "no selection has begun"
         number, hit = job.hit
-        if number != self.number:
+        if number != self._number:
             hit = NO_HIT if self._pool.reuse is None else self._pool.reuse.find(job.request)
-            job.hit = self.number, hit
+            job.hit = self._number, hit
         return hit
 
     def drop_copy(self, job: PolicyRequest, page_size: int) -> None:
         """Let a waiting job begin with whole pages alone, in this selection."""
         hit = self.hit_of(job)
         if hit.sources:
-            job.hit = self.number, hit.without_copy(page_size)
-            job.left = (-1, 0)
+            job.hit = self._number, hit.without_copy(page_size)
 
     def num_left(self, job: PolicyRequest) -> int:
-        """Tokens that may be processed in this selection."""
+        """Tokens of a waiting job that may be processed in this selection."""
         request, pool = job.request, self._pool
         assert pool is not None, "no selection has begun"
-        if request.finish_reason is not None or request.aborted:
+        if request.finish_reason is not None or request.aborted or not request.is_idle:
             return 0
-        if request.row is not None:
-            is_drawn = not request.num_pending or request.drawn_in <= self._last_plan
-            return request.num_left if is_drawn else 0
-        if not request.is_idle or (pool.reuse is not None and pool.reuse.awaits_prompt(request, ())):
+        if pool.reuse is not None and pool.reuse.awaits_prompt(request, ()):
             return 0
         return request.num_tokens - self.hit_of(job).num_tokens

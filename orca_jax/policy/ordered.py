@@ -1,14 +1,12 @@
 """The policy of an order from outside: `chunked` with its keys, written on the protocol for policies."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import ClassVar
 
 from orca_jax.policy.protocol import API, Decision, Order, PolicyView, RequestView
 from orca_jax.sched.blocks import BlockCount, not_below_zero
-
-type _SortKey = tuple[tuple[float, ...], int]
 
 
 class Ordered:
@@ -30,73 +28,90 @@ class Ordered:
     def __init__(self, order: Order, watermark: BlockCount = 0) -> None:
         self.order = order
         self.watermark = watermark
-        self._known: dict[int, _SortKey] = {}  # of a static order
+        self._known = _Ranks(order)
 
     def started(self, job: RequestView, num_tokens: int) -> None:
         """Does nothing: an order reads the progress of jobs."""
 
     def ended(self, job: RequestView) -> None:
         """Forget the key of a job."""
-        self._known.pop(job.index, None)
+        self._known.pop(job, None)
 
     def decide(self, view: PolicyView) -> Decision:
         """Residents by key, and newcomers by key as far as rows, budget and pages reach."""
         if self.order.preempts:
             return self._first(view)
-        residents = sorted(view.residents, key=lambda job: self._rank(job, view.now))
-        draft = _Draft(view)
-        able = [job for job in residents if job.num_left]
-        for job in sorted(able, key=lambda job: job.num_left > 1):
-            draft.resume(job, residents)
-        if not draft.is_short:
+        residents, draft = self._sorted(view.residents, view.now), _Draft(view)
+        chunks = []
+        for job in residents:
+            left = job.num_left
+            if left == 1:
+                draft.resume(job, 1, residents)
+            elif left:
+                chunks.append((job, left))
+        for job, left in chunks:
+            draft.resume(job, left, residents)
+        if draft.budget and view.free_rows and not draft.is_short:
             self._admit(view, draft, residents)
         return Decision(draft.run, draft.evict)
 
-    def _rank(self, job: RequestView, now: float) -> _SortKey:
-        if not self.order.is_static:
-            return self.order.key(job, now), job.index
-        rank = self._known.get(job.index)
-        if rank is None:
-            rank = self._known[job.index] = self.order.key(job, now), job.index
-        return rank
+    def _sorted(self, jobs: Iterable[RequestView], now: float) -> list[RequestView]:
+        if self.order.is_static:
+            self._known.now = now
+            return sorted(jobs, key=self._known.__getitem__)
+        return sorted(jobs, key=lambda job: (self.order.key(job, now), job.index))
 
     def _admit(self, view: PolicyView, draft: "_Draft", residents: Sequence[RequestView]) -> None:
-        if not draft.budget:
+        waiting = self._sorted(view.waiting, view.now)
+        if not waiting:
             return
         spare, admitted = draft.spare(residents), 0
-        for job in sorted(view.waiting, key=lambda job: self._rank(job, view.now)):
-            if not draft.budget:
-                break
-            if not job.num_left:
+        for job in waiting:
+            left = job.num_left
+            if not left:
                 continue  # for a few iterations
-            if not draft.may_take(job.num_left):
+            if admitted == view.free_rows or not draft.may_take(left):
                 break
             is_alone = not residents and not draft.run
             room = spare if is_alone else spare - self.watermark
-            if view.pages(job, job.num_left) > room:
+            pages = view.pages(job, left)
+            if pages > room:
                 view.use_whole_pages(job)
-            pages = view.pages(job, job.num_left)
-            if admitted == view.free_rows or pages > room:
-                break
-            draft.choose(job, min(job.num_left, draft.budget), pages)
+                left = job.num_left
+                pages = view.pages(job, left)
+                if pages > room:
+                    break
+            draft.choose(job, left, min(left, draft.budget), pages)
             spare -= pages
             admitted += 1
 
     def _first(self, view: PolicyView) -> Decision:
         """The first jobs by key, of residents and waiting jobs alike; of these, increments before chunks."""
-        jobs = sorted([*view.residents, *view.waiting], key=lambda job: self._rank(job, view.now))
+        jobs = self._sorted([*view.residents, *view.waiting], view.now)
         draft, oldest = _Draft(view), next(iter(view.residents), None)
         places = {job: place for place, job in enumerate(jobs)}
         keeping = [job for job in jobs if job.is_resident and job is not oldest]
-        chosen = list(islice((job for job in jobs if job.num_left), view.max_batch))
-        for job in sorted(chosen, key=lambda job: job.num_left > 1):
+        able = ((job, left) for job in jobs if (left := job.num_left))
+        for job, left in sorted(islice(able, view.max_batch), key=lambda each: each[1] > 1):
             if job in keeping:
                 keeping.remove(job)
-            if job not in draft.evict and draft.may_take(job.num_left):
-                draft.fit(job, keeping, bisect_left(keeping, places[job], key=places.__getitem__))
+            if job not in draft.evict and draft.may_take(left):
+                draft.fit(job, left, keeping, bisect_left(keeping, places[job], key=places.__getitem__))
         if not draft.run and oldest is not None and oldest.num_left:
-            draft.fit(oldest, [job for job in jobs if job.is_resident and job is not oldest], 0)
+            draft.fit(oldest, oldest.num_left, [job for job in jobs if job.is_resident and job is not oldest], 0)
         return Decision(draft.run, draft.evict)
+
+
+class _Ranks(dict[RequestView, tuple[tuple[float, ...], int]]):
+    """The places of jobs in a static order, by key and arrival."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self.now = 0.0
+
+    def __missing__(self, job: RequestView) -> tuple[tuple[float, ...], int]:
+        self[job] = rank = self._order.key(job, self.now), job.index
+        return rank
 
 
 class _Draft:
@@ -127,19 +142,19 @@ class _Draft:
             return False
         return self.num_draws < self.view.max_draws or num_left > self.budget
 
-    def choose(self, job: RequestView, num_tokens: int, pages: BlockCount) -> None:
-        """Add a job with so many tokens, which takes these pages."""
+    def choose(self, job: RequestView, num_left: int, num_tokens: int, pages: BlockCount) -> None:
+        """Add a job with so many of its tokens, which take these pages."""
         self.run.append((job, num_tokens))
-        self.num_draws += num_tokens == job.num_left
+        self.num_draws += num_tokens == num_left
         self.budget -= num_tokens
         self.free -= pages
         self.taken += pages
 
-    def resume(self, job: RequestView, residents: Sequence[RequestView]) -> None:
+    def resume(self, job: RequestView, num_left: int, residents: Sequence[RequestView]) -> None:
         """Choose a resident for as many tokens as budget and pages allow; evict the last ones for its pages."""
-        if not self.may_take(job.num_left) or job in self.evict:
+        if not self.may_take(num_left) or job in self.evict:
             return
-        size = min(job.num_left, self.budget)
+        size = min(num_left, self.budget)
         while (pages := self.view.pages(job, size)) > self.free:
             self.is_short = True
             fitting = bisect_left(range(1, size), True, key=lambda n: self.view.pages(job, n) > self.free)
@@ -152,28 +167,31 @@ class _Draft:
             self.take_from(victim)
             if victim is job:
                 return
-        self.choose(job, size, pages)
+        self.choose(job, num_left, size, pages)
 
-    def fit(self, job: RequestView, keeping: list[RequestView], first: int) -> None:
+    def fit(self, job: RequestView, num_left: int, keeping: list[RequestView], first: int) -> None:
         """Choose a job for as many tokens as budget and pages allow.
 
         It takes rows and pages from the end of `keeping`, down to the place `first`, unless all would not be enough.
         """
-        size, admitted = min(job.num_left, self.budget), sum([not other.is_resident for other, _ in self.run])
-        if self.view.pages(job, size) > sum([self.view.releases(other) for other in keeping[first:]], self.free):
-            first = len(keeping)
+        view, size = self.view, min(num_left, self.budget)
+        has_row = job.is_resident
+        admitted = 0 if has_row else sum([not other.is_resident for other, _ in self.run])
+        pages, is_first = view.pages(job, size), True
         while True:
-            has_row = job.is_resident or admitted < self.view.free_rows + len(self.evict)
-            pages = self.view.pages(job, size)
+            has_row = has_row or admitted < view.free_rows + len(self.evict)
             if has_row and not pages > self.free:
-                self.choose(job, size, pages)
+                self.choose(job, num_left, size, pages)
                 return
+            if is_first and pages > sum([view.releases(other) for other in keeping[first:]], self.free):
+                break
+            is_first = False
             if len(keeping) <= first:
                 break
             self.take_from(keeping.pop())
-        size = bisect_left(range(1, size), True, key=lambda n: self.view.pages(job, n) > self.free) if has_row else 0
+        size = bisect_left(range(1, size), True, key=lambda n: view.pages(job, n) > self.free) if has_row else 0
         if size:  # part of a chunk
-            self.choose(job, size, self.view.pages(job, size))
+            self.choose(job, num_left, size, view.pages(job, size))
 
     def take_from(self, victim: RequestView) -> BlockCount:
         """Evict a job, and drop it from the iteration; returns the pages that it gives back."""

@@ -2,8 +2,10 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence, Set
+from itertools import starmap
+from operator import eq, gt
+from typing import Any, ClassVar
 
 from orca_jax.errors import EngineError
 from orca_jax.policy.guard import Guard
@@ -27,7 +29,7 @@ class PolicyError(EngineError):
 
 
 class LiveView:
-    """`policy.PolicyView` over pool and KV cache."""
+    """`policy.PolicyView` over pool and KV cache. Its methods take jobs of this engine alone."""
 
     def __init__(self, scheduler: "PolicyScheduler", table: JobTable, pool: RequestPool, kv: KVManager) -> None:
         num_running, num_live = len(pool.running), min(len(pool), scheduler.num_rows)
@@ -42,30 +44,45 @@ class LiveView:
         self._table, self._kv, self._seconds = table, kv, scheduler.seconds
 
     @property
-    def waiting(self) -> Iterable[RequestView]:
+    def waiting(self) -> Iterable[PolicyRequest]:
         return self._table.waiting()
 
-    def pages(self, job: RequestView, num_tokens: int) -> BlockCount:
-        assert isinstance(job, PolicyRequest), f"{job!r} is not a job of this engine"
+    def pages(self, job: Any, num_tokens: int) -> BlockCount:
         request, kv = job.request, self._kv
-        if request.row is None:
-            hit = self._table.hit_of(job)
-            needed = kv.needed(hit, hit.num_tokens + num_tokens)
-            if hit.sources and needed > self.free_pages:  # the source of the copy would be one too many
-                self.use_whole_pages(job)
-                hit = self._table.hit_of(job)
-                needed = kv.needed(hit, hit.num_tokens + num_tokens)
-            return needed
-        lacking = kv.lacking(request.row, request.num_computed + num_tokens)
-        return lacking - kv.behind(request.row, request.num_computed) if kv.has_windows else lacking
+        row, start = request.row, request.num_computed
+        if row is None:
+            return self._pages_of_newcomer(job, num_tokens)
+        lacking = kv.lacking(row, start + num_tokens)
+        return lacking - kv.behind(row, start) if kv.has_windows else lacking
 
-    def use_whole_pages(self, job: RequestView) -> None:
-        assert isinstance(job, PolicyRequest), f"{job!r} is not a job of this engine"
+    def _pages_of_newcomer(self, job: Any, num_tokens: int) -> BlockCount:
+        hit = self._table.hit_of(job)
+        needed = self._kv.needed(hit, hit.num_tokens + num_tokens)
+        if hit.sources and needed > self.free_pages:  # the source of the copy would be one too many
+            self.use_whole_pages(job)
+            hit = self._table.hit_of(job)
+            needed = self._kv.needed(hit, hit.num_tokens + num_tokens)
+        return needed
+
+    def lack(
+        self, run: Sequence[tuple[Any, int]], newcomers: Set[Any], num_tokens: int, free: BlockCount
+    ) -> BlockCount | None:
+        """The pages that a decision with so many tokens takes, if they are more than `free`."""
+        taken = 0 * free
+        if newcomers:
+            taken = sum([self.pages(job, size) for job, size in run if job in newcomers], taken)
+        kv = self._kv
+        most = kv.needed(NO_HIT, num_tokens + kv.page_size * len(run))  # a job begins at most a page beside full ones
+        if not (kv.has_windows or taken + most > free):
+            return None
+        taken = sum([self.pages(*each) for each in run], 0 * free)
+        return taken if taken > free else None
+
+    def use_whole_pages(self, job: Any) -> None:
         if job.request.row is None:
             self._table.drop_copy(job, self._kv.page_size)
 
-    def releases(self, job: RequestView) -> BlockCount:
-        assert isinstance(job, PolicyRequest), f"{job!r} is not a job of this engine"
+    def releases(self, job: Any) -> BlockCount:
         return self._kv.releasable(job.request.row)
 
     def seconds(self, work: Sequence[tuple[RequestView, int]]) -> float:
@@ -123,23 +140,27 @@ class PolicyScheduler:
         Raises:
             PolicyError: it raised an exception, or the decision cannot be applied.
         """
-        for ended in self._table.begin(pool, pool.now):
-            self._call("ended", ended)
-        view = LiveView(self, self._table, pool, kv)
+        table = self._table
+        self._tell("ended", [(job,) for job in table.begin(pool, pool.now)])
+        view = LiveView(self, table, pool, kv)
         start = time.thread_time()
-        wanted = self._formed(self._call("decide", view))
+        wanted = self._tell("decide", [(view,)])[0]
         is_slow = self._is_slow(time.thread_time() - start)
-        decision = self.guard.overrule(wanted, view, self._table, pool)
+        decision = self.guard.overrule(self._formed(wanted), view, table, pool)
         self._check(decision, view)
-        choices = []
-        for job, num_tokens in decision.run:
-            choices.append(self._choice(job, num_tokens, kv))
-        evicted = [self._evicted(job) for job in decision.evict]
-        for job, num_tokens in decision.run:
-            self._call("started", job, num_tokens)
+        run: Sequence[tuple[Any, int]] = decision.run
+        evict: Sequence[Any] = decision.evict
+        is_plain = kv.states is None
+        choices = [
+            Choice(job.request, size) if is_plain and job.left is not None else self._choice(job, size, kv)
+            for job, size in run
+        ]
+        for job in evict:
+            job.num_evictions += 1
+        self._tell("started", run)
         return Selection(
             choices,
-            evicted,
+            [job.request for job in evict],
             is_overruled=decision is not wanted,
             is_slow=is_slow,
             wake_after=None if choices else decision.wake_after,
@@ -149,27 +170,21 @@ class PolicyScheduler:
         """Always true: a token is delivered as soon as its iteration has returned."""
         return True
 
-    def _choice(self, job: RequestView, num_tokens: int, kv: KVManager) -> Choice:
-        assert isinstance(job, PolicyRequest), "it was checked"
-        request = job.request
-        hit, start = NO_HIT, request.num_computed
+    def _choice(self, job: PolicyRequest, num_tokens: int, kv: KVManager) -> Choice:
+        request, hit = job.request, NO_HIT
+        start = request.num_computed
         if request.row is None:
             hit = self._table.hit_of(job)
             start = hit.num_tokens
             job.admitted_with = len(request.generated_ids)
         if kv.states is not None:
             num_tokens = kv.states.chunk(request.row, start, num_tokens, len(request.prompt_ids))
-        return Choice(request, num_tokens) if hit is NO_HIT else Choice(request, num_tokens, (), hit)
+        return Choice(request, num_tokens, (), hit)
 
-    def _evicted(self, job: RequestView) -> Request:
-        assert isinstance(job, PolicyRequest), "it was checked"
-        job.num_evictions += 1
-        return job.request
-
-    def _call(self, method: str, *args: object) -> object:
-        """Call a method of the policy. Its exceptions become a PolicyError."""
+    def _tell(self, method: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the policy with each of these arguments. Its exceptions become a PolicyError."""
         try:
-            return getattr(self.policy, method)(*args)
+            return list(starmap(getattr(self.policy, method), calls))
         except Exception as error:
             place = error.__traceback__
             while place is not None and place.tb_next is not None:
@@ -189,9 +204,14 @@ class PolicyScheduler:
         return PolicyError(f"{self.name}: {problem}")
 
     def _formed(self, decision: object) -> Decision:
+        """A decision whose jobs are live ones of this engine."""
         if not isinstance(decision, Decision):
             raise self._refuse(f"decide returned {type(decision).__name__} instead of a Decision")
-        for job in (*(job for job, _ in decision.run), *decision.evict):
+        try:
+            jobs = {job for job, _ in decision.run}.union(decision.evict)
+        except (TypeError, ValueError) as error:
+            raise self._refuse(f"`run` needs pairs of a job and its tokens, and `evict` jobs: {error}") from error
+        for job in jobs.difference(self._table.with_rows):
             if not self._table.is_live(job):
                 raise self._refuse(f"{job!r} has ended, or was never seen; drop jobs when `ended` is called")
         if decision.wake_after is not None and decision.run:
@@ -200,33 +220,30 @@ class PolicyScheduler:
 
     def _check(self, decision: Decision, view: LiveView) -> None:
         """Refuse a decision that cannot be applied."""
-        run, evicted = decision.run, {job.index for job in decision.evict}
-        jobs = [job for job, _ in run]
-        for each in (jobs, decision.evict):
+        run, evict = decision.run, decision.evict
+        jobs, sizes = [job for job, _ in run], [size for _, size in run]
+        lefts = [job.num_left for job in jobs]
+        for each in (jobs, evict):
             if len(set(each)) < len(each):
                 twice = next(job for job in each if each.count(job) > 1)
                 raise self._refuse(f"{twice!r} is in the decision twice")
-        for job in decision.evict:
+        for job in evict:
             if not job.is_resident:
                 raise self._refuse(f"{job!r} is evicted and has no row")
-        newcomers = draws = 0
-        for job, size in run:
-            left = job.num_left
-            if evicted and job.index in evicted:
+            if job in jobs:
                 raise self._refuse(f"{job!r} is run and evicted")
-            if not 1 <= size <= left:
-                raise self._refuse(f"{job!r} runs with {size} tokens, and num_left is {left}")
-            newcomers += not job.is_resident
-            draws += size == left
+        if any(map(gt, sizes, lefts)) or min(sizes, default=1) < 1:
+            job, size, left = next(each for each in zip(jobs, sizes, lefts, strict=True) if not 1 <= each[1] <= each[2])
+            raise self._refuse(f"{job!r} runs with {size} tokens, and num_left is {left}")
+        num_tokens, newcomers = sum(sizes), set(jobs).difference(self._table.with_rows)
         for what, number, most in (
             ("jobs", len(run), view.max_batch),
-            ("tokens", sum([size for _, size in run]), view.token_budget),
-            ("newcomers", newcomers, view.free_rows + len(evicted)),
-            ("jobs that draw a token", draws, view.max_draws),
+            ("tokens", num_tokens, view.token_budget),
+            ("newcomers", len(newcomers), view.free_rows + len(evict)),
+            ("jobs that draw a token", sum(map(eq, sizes, lefts)), view.max_draws),
         ):
             if number > most:
                 raise self._refuse(f"{number} {what} in one iteration, and the limit is {most}")
-        taken = sum([view.pages(job, size) for job, size in run], 0 * view.free_pages)
-        free = sum([view.releases(job) for job in decision.evict], view.free_pages)
-        if taken > free:
+        free = sum([view.releases(job) for job in evict], view.free_pages)
+        if (taken := view.lack(run, newcomers, num_tokens, free)) is not None:
             raise self._refuse(f"the decision takes {taken} pages, and {free} are free")
