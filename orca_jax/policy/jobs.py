@@ -166,7 +166,8 @@ class JobTable:
                     job.predicted_at, request.predicted_output = seen, pool.predictor.predict(request)
             job.left = 0 if request.drawn_in > last and request.num_pending else request.num_left
         if is_leaving:
-            self.residents = [job for job in self.with_rows if not (job.request.finish_reason or job.request.aborted)]
+            alive = [job for job in self.with_rows if not (job.request.finish_reason or job.request.aborted)]
+            self.residents = tuple(alive)
 
     def waiting(self) -> Iterator[PolicyRequest]:
         """The jobs without a row that could get one."""

@@ -26,7 +26,7 @@ FAULTS = {
     broken.Ended: "job 0 has ended, or was never seen",
     broken.Forgets: "the engine had to overrule it: the decision is empty, nothing is in flight, and job 0 could run",
     broken.Starves: "iterations, and may_starve is False",
-    broken.Raises: "decide raised IndexError: list index out of range at line",
+    broken.Raises: "decide raised IndexError: tuple index out of range at line",
     broken.Loops: "decide runs for more than 0.2 s",
     broken.TooManyPages: "pages, and",
     broken.OverBudget: "tokens in one iteration, and the limit is",
