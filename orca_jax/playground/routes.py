@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orca_jax.checks import is_class_name
+from orca_jax.config import EngineConfig
 from orca_jax.openai.model import Service
 from orca_jax.playground.burst import MAX_BURST_BYTES, run_burst
 from orca_jax.playground.examples import examples
@@ -51,11 +53,17 @@ def _settings(service: Service) -> dict[str, object]:
         "has_chat": model.template is not None,
         "defaults": model.defaults,
         "max_logprobs": config.max_logprobs,
-        "scheduler": config.engine.scheduler,
+        "scheduler": _scheduler(config.engine),
         "max_num_seqs": config.engine.max_num_seqs,
         "machine": _machine(service),
         "examples": examples(service),
     }
+
+
+def _scheduler(config: EngineConfig) -> str:
+    """The scheduler, and an order from outside; of classes without the files that they are in."""
+    names = [config.scheduler, *([config.scheduling_policy] if is_class_name(config.scheduling_policy) else [])]
+    return ", ".join([name.rpartition(":")[2] for name in names])
 
 
 def _machine(service: Service) -> str:

@@ -130,7 +130,8 @@ def config_with(policy: str | type[Any], **settings: Any) -> EngineConfig:
     name = policy if isinstance(policy, str) else f"{policy.__module__}:{policy.__qualname__}"
     if not isinstance(policy, str) and load_class(name, "scheduler") is not policy:
         load_class.cache_clear()  # a notebook has made the class again
-    is_order = is_class_name(name) and hasattr(load_class(name, "scheduler"), "key")
+    kind = load_class(name, "scheduler") if is_class_name(name) else None
+    is_order = hasattr(kind, "key") and not hasattr(kind, "decide")
     names: dict[str, Any] = {"scheduling_policy" if is_order else "scheduler": name}
     return EngineConfig(model="preset:toy", **names, **settings)
 

@@ -25,6 +25,7 @@ def make_parser() -> FlagParser:
     """Return the parser of the command line."""
     parser = FlagParser(prog=program("timeline"), description=__doc__)
     add_file_args(parser)
+    parser.add_argument("--beside", metavar="FILE", help="a second timeline, beside the first one in --html and --plot")
     return parser
 
 
@@ -37,7 +38,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         timeline = load_timeline(args.file)
         found, shown = figures(timeline), shown_figures(timeline)
-        write_views(timeline, args)
+        write_views(timeline, args, None if args.beside is None else load_timeline(args.beside))
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -27,25 +27,48 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "\./\w+\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async )?(function|class|const)\b)", re.MULTILINE)
 
 
-def html_page(timeline: Timeline) -> str:
-    """Return the text of the file. Raises ConfigError if no request has ended."""
-    shown, config = figures(timeline), timeline.head.config
-    style, script, times = _style(), bundled_script(), token_times(timeline)
-    scheduler = SCHEDULERS[config.scheduler].title if config.scheduler in SCHEDULERS else config.scheduler
-    counts = f"{len(timeline.arrivals):,} requests, {len(timeline.iterations):,} iterations, {shown['wall_s']:.2f} s"
-    return Template((PAGE_FOLDER / "recording.html").read_text(encoding="utf-8")).substitute(
+def html_page(timeline: Timeline, other: Timeline | None = None) -> str:
+    """Return the text of the file, with another timeline beside it. Raises ConfigError if no request has ended."""
+    style, script, config = _style(), bundled_script(), timeline.head.config
+    names = [_name(each) for each in (timeline, other) if each is not None]
+    runs = [_run(timeline, "")] if other is None else [_run(timeline, ""), _run(other, "2")]
+    return _template("recording.html").substitute(
         policy=_policy(style, script),
-        title=escape(f"{config.model}: {config.scheduler}"),
-        model=escape(config.model),
-        scheduler=escape(config.scheduler),
-        description=escape(f"{scheduler} ({config.scheduler}): {counts}"),
+        title=escape(f"{config.model}: {' beside '.join(names)}"),
+        layout="" if other is None else "pair",
+        runs="".join(runs),
+        style=style,
+        script=script,
+    )
+
+
+def _run(timeline: Timeline, mark: str) -> str:
+    """The part of the page for one timeline; `mark` ends its ids."""
+    shown, times = figures(timeline), token_times(timeline)
+    name = _name(timeline)
+    title = f"{SCHEDULERS[name].title} ({name})" if name in SCHEDULERS else name
+    counts = f"{len(timeline.arrivals):,} requests, {len(timeline.iterations):,} iterations, {shown['wall_s']:.2f} s"
+    return _template("run.html").substitute(
+        mark=mark,
+        model=escape(timeline.head.config.model),
+        scheduler=escape(name),
+        description=escape(f"{title}: {counts}"),
         figures="".join(_figures(shown)),
         rows="".join(_rows(timeline, times)),
         hidden_rows=_hidden_rows(timeline),
-        style=style,
-        script=script,
         data=page_json(timeline, times),
     )
+
+
+def _name(timeline: Timeline) -> str:
+    """The scheduler, and an order from outside; of their files the page has no digest."""
+    config = timeline.head.config
+    names = [config.scheduler, config.scheduling_policy]
+    return ", ".join([each.partition(" (sha256:")[0] for each in names if each == names[0] or " (sha256:" in each])
+
+
+def _template(name: str) -> Template:
+    return Template((PAGE_FOLDER / name).read_text(encoding="utf-8"))
 
 
 @cache

@@ -13,8 +13,8 @@ from orca_jax.timeline.perfetto import perfetto
 from orca_jax.timeline.read import Timeline
 
 
-def write_views(timeline: Timeline, args: argparse.Namespace) -> None:
-    """Write the views selected by the flags.
+def write_views(timeline: Timeline, args: argparse.Namespace, other: Timeline | None = None) -> None:
+    """Write the views selected by the flags; `other` is beside the timeline in its page and its picture.
 
     Raises:
         ConfigError: a file cannot be written, or matplotlib is missing; `param` is the flag.
@@ -26,8 +26,8 @@ def write_views(timeline: Timeline, args: argparse.Namespace) -> None:
     if args.perfetto is not None:
         _write_text(args.perfetto, json.dumps(perfetto(timeline)), "perfetto")
     if args.html is not None:
-        _write_text(args.html, html_page(timeline), "html")
-    write_plot([timeline], args)
+        _write_text(args.html, html_page(timeline, other), "html")
+    write_plot([timeline] if other is None else [timeline, other], args)
 
 
 def write_plot(timelines: Sequence[Timeline], args: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from orca_jax.link.feed import MAX_WATCHERS
 from orca_jax.link.wire import Iterations
 from orca_jax.playground.burst import MAX_BURST
 from orca_jax.playground.page import FOLDER, MEDIA_TYPES, PALETTE, SHARED, file_text, page_paths
+from orca_jax.playground.routes import _scheduler
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.args import parse_args
 from orca_jax.serve.root_path import RootPath
@@ -96,6 +97,18 @@ def test_the_page_is_open_and_its_data_is_not() -> None:
     assert call(app, "/playground/settings", headers=bearer("sk-one")).status == 200
     for path in ("//", "/playground", "/playground/", "/playground/app.js/..", "/playground/../v1/models", "/%2e"):
         assert call(app, path).status == 401
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"scheduler": "orca"}, "orca"),
+        ({"scheduler": "/home/me/mine.py:Turns"}, "Turns"),
+        ({"scheduler": "chunked", "scheduling_policy": "mine.orders:Short"}, "chunked, Short"),
+    ],
+)
+def test_the_page_names_a_class_and_not_its_file(settings: dict[str, Any], shown: str) -> None:
+    assert _scheduler(EngineConfig(model="preset:toy", **settings)) == shown
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,16 @@ class Priced(Turns):
         return decision
 
 
+class Both(Turns):
+    """A policy that is the order of its own batches too."""
+
+    preempts: ClassVar[bool] = False
+    is_static: ClassVar[bool] = True
+
+    def key(self, job: RequestView, now: float) -> tuple[float, ...]:
+        raise AssertionError("its decisions count")
+
+
 def drawn(rng: random.Random) -> list[SimulatedRequest]:
     return [SimulatedRequest(0.3 * n, rng.randint(1, 30), rng.randint(1, 9)) for n in range(12)]
 
@@ -114,3 +124,8 @@ def test_a_policy_may_come_from_a_file(tmp_path: Path) -> None:
     run = simulate(f"{path}:Mine", drawn, SECOND, max_num_seqs=2)
     assert run.timeline.head.config.scheduler.startswith("Mine (sha256:")
     assert len(run.records) == 12
+
+
+def test_a_policy_with_keys_is_a_policy() -> None:
+    run = simulate(Both, [SimulatedRequest(0.0, 4, 2)], SECOND)
+    assert run.timeline.head.config.scheduler.startswith("Both (sha256:") and run.records[0].end == 2.0

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from base64 import b64encode
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -98,6 +99,18 @@ def test_a_reader_without_scripts_has_figures_and_a_table(run: Timeline) -> None
     assert reader.texts["dt"][1:3] == ["Time to first token", "Latency of an answer"]
     assert any(text.startswith("largest of 3: ") for text in reader.texts["dd"]), "no p99 of three requests"
     assert any("3 requests, 10 iterations" in text for text in reader.texts["p"])
+
+
+def test_two_timelines_are_beside_each_other(run: Timeline) -> None:
+    config = replace(run.head.config, scheduler="Turns (sha256:ab)", scheduling_policy="Short (sha256:cd)")
+    other = replace(run, head=replace(run.head, config=config))
+    reader = Reader(html_page(run, other))
+    named = [each["id"] for _, each in reader.tags if each.get("id")]
+    assert len(set(named)) == len(named) and [name for name in named if name + "2" in named] == named[: len(named) // 2]
+    described = [each["aria-describedby"] for _, each in reader.tags if each.get("aria-describedby")]
+    assert set(described) <= set(named) and len(described) == 4
+    assert reader.texts["title"] == [f"{run.head.config.model}: {run.head.config.scheduler} beside Turns, Short"]
+    assert [each["id"] for each in json.loads(reader.texts["script"][1])["requests"]] == ["A", HOSTILE, "C"]
 
 
 def test_more_requests_than_rows(run: Timeline) -> None:

@@ -38,7 +38,7 @@ export class EngineView {
         onState(state);
       },
     });
-    find("live-title").classList.add(settings.scheduler);
+    find("live-title").classList.add(...settings.scheduler.split(", "));
     this.seed = 1; // of the next burst
     this.takeAddress();
     this.listen();

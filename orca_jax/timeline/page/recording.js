@@ -16,6 +16,8 @@ const TOP = 56; // pixels of the bars above the rows
 const MARGIN = LABEL + 10;
 const HEIGHT = [190, Math.max(300, Math.min(620, 0.5 * innerHeight))]; // of the chart
 
+const MARKS = ["", "2"]; // at the end of the ids of a run; the page has one or two
+
 const get = (id) => document.getElementById(id);
 const milliseconds = (seconds) => `${(1e3 * seconds).toFixed(2)} ms`;
 
@@ -85,14 +87,21 @@ class Recording {
 }
 
 class RecordingView {
-  constructor(recording) {
+  /**
+   * mark: the end of its ids. views: all views of the page; they have one unit, one scale and one place.
+   * most: columns and seconds of the longest recording.
+   */
+  constructor(recording, mark, views, most) {
     this.recording = recording;
+    this.get = (id) => get(id + mark);
+    this.views = views;
+    this.most = most;
     this.theme = readTheme();
     this.isTimed = false;
     this.scale = 1; // pixels of a column, or of a second
     this.draw = inNextFrame(() => this.drawNow());
-    this.view = get("view");
-    this.chart = new Chart(get("rows"), (cell, isByKey) => this.show(cell, isByKey), true);
+    this.view = this.get("view");
+    this.chart = new Chart(this.get("rows"), (cell, isByKey) => this.show(cell, isByKey), true);
     this.minRow = matchMedia("(pointer: coarse)").matches ? 13 : 6;
     this.timer = null; // while it plays
     this.listen();
@@ -124,10 +133,10 @@ class RecordingView {
     const stop = () => {
       clearInterval(this.timer);
       this.timer = null;
-      get("play").textContent = "Play";
+      this.get("play").textContent = "Play";
     };
     if (this.timer !== null) return stop();
-    get("play").textContent = "Stop";
+    this.get("play").textContent = "Stop";
     this.timer = setInterval(() => {
       this.chooseIn(column);
       if (column++ >= last) stop();
@@ -135,38 +144,47 @@ class RecordingView {
   }
 
   listen() {
-    this.view.addEventListener("scroll", () => this.draw());
+    this.view.addEventListener("scroll", () => this.scrolled());
     new ResizeObserver(() => this.draw()).observe(this.view);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.theme = readTheme();
       this.draw();
     });
-    get("in").addEventListener("click", () => this.zoom(ZOOM));
-    get("out").addEventListener("click", () => this.zoom(1 / ZOOM));
-    get("fit").addEventListener("click", () => this.fit(0));
-    get("play").addEventListener("click", () => this.play());
-    get("before").addEventListener("click", () => this.chart.move(0, -1));
-    get("after").addEventListener("click", () => this.chart.move(0, 1));
-    for (const unit of get("units").children) unit.addEventListener("click", () => this.setUnit(unit));
-    get("rows").addEventListener("keydown", (event) => {
-      if (event.key === "+" || event.key === "=") this.zoom(ZOOM);
-      if (event.key === "-") this.zoom(1 / ZOOM);
+    this.get("in").addEventListener("click", () => this.zoomAll(ZOOM));
+    this.get("out").addEventListener("click", () => this.zoomAll(1 / ZOOM));
+    this.get("fit").addEventListener("click", () => this.views.forEach((each) => each.fit(0)));
+    this.get("play").addEventListener("click", () => this.play());
+    this.get("before").addEventListener("click", () => this.chart.move(0, -1));
+    this.get("after").addEventListener("click", () => this.chart.move(0, 1));
+    for (const unit of this.get("units").children) {
+      unit.addEventListener("click", () => this.views.forEach((each) => each.setUnit(unit.dataset.unit)));
+    }
+    this.get("rows").addEventListener("keydown", (event) => {
+      if (event.key === "+" || event.key === "=") this.zoomAll(ZOOM);
+      if (event.key === "-") this.zoomAll(1 / ZOOM);
     });
   }
 
   /** The length of the whole axis, in columns or seconds. */
   get extent() {
-    return this.isTimed ? (this.recording.ends.at(-1) ?? 1) : this.recording.count;
+    return this.isTimed ? this.most.seconds : this.most.columns;
   }
 
   get room() {
     return Math.max(50, this.view.clientWidth - MARGIN);
   }
 
+  scrolled() {
+    for (const { view } of this.views) {
+      if (view.scrollLeft !== this.view.scrollLeft) view.scrollLeft = this.view.scrollLeft;
+    }
+    this.draw();
+  }
+
   setUnit(unit) {
     const column = this.chart.chosen?.column ?? this.columnAt(0.5);
-    this.isTimed = unit.dataset.unit === "seconds";
-    for (const each of get("units").children) each.setAttribute("aria-pressed", String(each === unit));
+    this.isTimed = unit === "seconds";
+    for (const each of this.get("units").children) each.setAttribute("aria-pressed", String(each.dataset.unit === unit));
     this.fit(LEAST);
     this.resize();
     this.center(column);
@@ -174,15 +192,19 @@ class RecordingView {
 
   /** Show the whole run, or a part of it if its columns would be much narrower than `least` pixels. */
   fit(least) {
-    const [whole, wide] = [this.room / this.extent, (least * this.recording.count) / this.extent];
+    const [whole, wide] = [this.room / this.extent, (least * this.most.columns) / this.extent];
     this.scale = wide > 1.3 * whole ? wide : whole;
     this.draw();
+  }
+
+  zoomAll(factor) {
+    for (const each of this.views) each.zoom(factor);
   }
 
   zoom(factor) {
     const column = this.chart.chosen?.column ?? this.columnAt(0.5);
     const least = this.room / this.extent;
-    const most = (MOST * this.recording.count) / this.extent;
+    const most = (MOST * this.most.columns) / this.extent;
     this.scale = Math.max(least, Math.min(most, this.scale * factor));
     this.resize();
     this.center(column);
@@ -212,7 +234,7 @@ class RecordingView {
   }
 
   resize() {
-    get("space").style.width = `${Math.ceil(this.extent * this.scale + MARGIN)}px`;
+    this.get("space").style.width = `${Math.ceil(this.extent * this.scale + MARGIN)}px`;
   }
 
   drawNow() {
@@ -224,9 +246,9 @@ class RecordingView {
     const axis = (this.isTimed ? 18 : 32) + TOP + 2;
     const wanted = axis + rows.length * Math.max(this.minRow, Math.min(18, (HEIGHT[1] - axis) / rows.length));
     this.setHeight(Math.max(HEIGHT[0], Math.min(HEIGHT[1], wanted + 16)));
-    get("space").style.height = `${axis + rows.length * this.rowHeight(rows.length, axis)}px`;
-    get("rows").style.width = `${view.clientWidth}px`;
-    get("rows").style.height = `${view.clientHeight}px`;
+    this.get("space").style.height = `${axis + rows.length * this.rowHeight(rows.length, axis)}px`;
+    this.get("rows").style.width = `${view.clientWidth}px`;
+    this.get("rows").style.height = `${view.clientHeight}px`;
     const target = this.chart.prepare();
     if (!target) return;
     const size = { lines: this.isTimed ? 1 : 2, top: TOP, scroll: view.scrollTop, minRow: this.minRow };
@@ -248,8 +270,8 @@ class RecordingView {
   drawBatch(column) {
     const { number, tokens } = this.recording.iterations;
     const members = this.recording.members(column);
-    get("batch-text").textContent = batchText(number[column], tokens[column], members);
-    const target = prepare(get("batch"));
+    this.get("batch-text").textContent = batchText(number[column], tokens[column], members);
+    const target = prepare(this.get("batch"));
     if (target) drawBatch(target, members, this.theme);
   }
 
@@ -269,9 +291,9 @@ class RecordingView {
     const { recording } = this;
     const request = recording.byNumber.get(n);
     const text = column > request.to ? "ended before" : column < request.from ? "not there yet" : spanText(recording.span(request, column), column);
-    get("cell").textContent = `Request ${n}, iteration ${recording.iterations.number[column]}: ${text}.`;
-    get("request").textContent = requestText(request);
-    get("iteration").textContent = this.iterationText(column);
+    this.get("cell").textContent = `Request ${n}, iteration ${recording.iterations.number[column]}: ${text}.`;
+    this.get("request").textContent = requestText(request);
+    this.get("iteration").textContent = this.iterationText(column);
   }
 
   iterationText(column) {
@@ -295,4 +317,11 @@ function requestText({ n, id, prompt, limit, generated, cached, arrival, first, 
 }
 
 document.documentElement.classList.add("has-script");
-new RecordingView(new Recording(JSON.parse(get("recording").textContent)));
+const marks = MARKS.filter((mark) => get(`recording${mark}`));
+const recordings = marks.map((mark) => new Recording(JSON.parse(get(`recording${mark}`).textContent)));
+const most = {
+  columns: Math.max(...recordings.map((each) => each.count)),
+  seconds: Math.max(...recordings.map((each) => each.ends.at(-1) ?? 1)),
+};
+const views = [];
+recordings.forEach((each, i) => views.push(new RecordingView(each, marks[i], views, most)));
