@@ -83,7 +83,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline() -> None:
 
 def test_both_pages_with_a_chart_have_one_legend() -> None:
     """Each page is plain HTML with a legend of its own; that of a timeline also explains its bars."""
-    pages = (FILES["index.html"], (PAGE_FOLDER / "recording.html").read_text(encoding="utf-8"))
+    pages = (FILES["index.html"], (PAGE_FOLDER / "run.html").read_text(encoding="utf-8"))
     live, recorded = (re.findall(r'<li><i class="mark (\w+)"></i>([^<]+)</li>', page) for page in pages)
     assert live == recorded and {*KINDS, "end"} == {kind for kind, _ in live}
 
@@ -103,7 +103,7 @@ def test_the_page_is_open_and_its_data_is_not() -> None:
     ("settings", "shown"),
     [
         ({"scheduler": "orca"}, "orca"),
-        ({"scheduler": "/home/me/mine.py:Turns"}, "Turns"),
+        ({"scheduler": "policies/mine.py:Turns"}, "Turns"),
         ({"scheduler": "chunked", "scheduling_policy": "mine.orders:Short"}, "chunked, Short"),
     ],
 )
