@@ -42,7 +42,7 @@ COMMANDS = {
         "lab.reproduce.command", "the paper's Figures 8 to 11 and Table 1, and later papers, with a verdict each"
     ),
     "scheduler_cost": Command("lab.scheduler_cost", "the host's time for each request, by scheduler and ordering"),
-    "shelf": Command("lab.shelf.table", "published schedulers on equal loads in virtual time"),
+    "shelf": Command("lab.shelf.command", "published schedulers on equal loads in virtual time"),
     "speculation": Command(
         "lab.speculation.command", "speculation against none: tokens per second and accepted proposals"
     ),

@@ -22,11 +22,12 @@ from lab import control_plane, support_page, workers
 from lab.peers import page as peers_page
 from lab.real.page import held_out, measured, table
 from lab.reproduce import baselines, blocks
+from lab.shelf import page as shelf
 from orca_jax.errors import ConfigError
 from orca_jax.serve.openapi import openapi_document
 
 ROOT = Path(__file__).resolve().parents[1]
-_DOCS = ("benchmarks", "comparison", "flags", "paper", "peers", "serving", "support")
+_DOCS = ("benchmarks", "comparison", "flags", "paper", "peers", "serving", "shelf", "support")
 PAGES = ("README.md", "ARTIFACT.md", *(f"docs/{name}.md" for name in _DOCS))
 
 
@@ -71,6 +72,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "peers": peers_page.block,
     "routes": routes,
     "schedulers": schedulers,
+    "shelf": shelf.tables,
+    "shelf_about": shelf.about,
+    "shelf_policies": shelf.policies,
     "support": support_page.block,
     "what_if": blocks.what_if,
     "workers": workers.block,

@@ -119,7 +119,8 @@ def use_plain_numbers(axis: Any) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 15 * low else (1, 2, 3, 4, 6, 8)))
+    subs = (1,) if high > 120 * low else (1, 2, 5) if high > 15 * low else (1, 2, 3, 4, 6, 8)
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

@@ -6,9 +6,14 @@ iteration of each request so that the sum of all latencies is least; an optimum 
 all schedules here, as in the paper. HiGHS solves it (`scipy.optimize.milp`).
 
 The paper draws memory from 30 to 50 tokens, prompts from 1 to 5, outputs from 1 to the memory less the prompt, and
-either 40 to 60 requests at once or Poisson arrivals over 40 to 60 seconds. Here are fewer requests, 4 to 8, and a
-memory of 15 to 25 tokens, so that each optimum is proven in a moment; in the online form they arrive at a rate of one
-each second.
+either 40 to 60 requests at once or Poisson arrivals over 40 to 60 seconds. Such optima are out of reach for HiGHS, so
+here are 4 to 8 requests and a memory of 15 to 25 tokens; in the online form they arrive at a rate of one each second.
+
+The size is not why our mean at once is larger than the paper's: the mean grows from 4 to 8 requests, and at
+the paper's sizes a few changes of the order in which requests get their places (`best_found`) already give schedules
+with smaller sums. They bound the ratio from below, and the bound is above the paper's mean. So either the paper's
+requests are not those that its text describes, or its programme was not solved to the end. Online, the paper's own mean
+is above the limit.
 """
 
 import random
@@ -24,15 +29,21 @@ from orca_jax.sim.cost import LinearCost
 
 INSTANCES = 200
 LIMIT = 1.02
-MEMORY, PROMPTS, REQUESTS = (15, 25), (1, 5), (4, 8)
+PROMPTS = (1, 5)
+SMALL, LARGE = ((15, 25), (4, 8)), ((30, 50), (40, 60))
+"""Tokens of memory, and requests: ours, and the paper's."""
+SEARCHED, CHANGES = 4, 60
 PAPER = {"at once": 1.005, "online": 1.047}
 
 
-def instance(number: int, is_online: bool) -> tuple[int, list[Call]]:
+def instance(
+    number: int, is_online: bool, size: tuple[tuple[int, int], tuple[int, int]] = SMALL
+) -> tuple[int, list[Call]]:
     """Tokens of memory, and the requests."""
+    memories, requests = size
     dice = random.Random(f"mc-sf-{number}-{is_online}")
-    memory, calls, at = dice.randint(*MEMORY), list[Call](), 0.0
-    for _ in range(dice.randint(*REQUESTS)):
+    memory, calls, at = dice.randint(*memories), list[Call](), 0.0
+    for _ in range(dice.randint(*requests)):
         num_prompt = dice.randint(*PROMPTS)
         calls.append(Call(float(int(at)), num_prompt, dice.randint(1, memory - num_prompt)))
         at += dice.expovariate(1.0) if is_online else 0.0
@@ -79,6 +90,38 @@ def optimum(memory: int, calls: Sequence[Call], known: float) -> float:
     return float(found.fun)
 
 
+def best_found(memory: int, calls: Sequence[Call]) -> float:
+    """The least sum of the latencies of some schedules of requests that arrive at once."""
+    import numpy as np
+
+    def total(order: Sequence[int]) -> int:
+        """The sum if each request in turn begins as early as its tokens fit beside those before it."""
+        held, found = np.zeros(sum([call.num_generated for call in calls]), dtype=int), 0
+        for index in order:
+            size = calls[index].num_generated
+            tokens, start = calls[index].num_prompt + np.arange(size), 0
+            while np.any(held[start : start + size] + tokens > memory):
+                start += 1
+            held[start : start + size] += tokens
+            found += start + size
+        return found
+
+    dice, order = random.Random(0), sorted(range(len(calls)), key=lambda index: calls[index].num_generated)
+    best = total(order)
+    for _ in range(CHANGES):
+        other = list(order)
+        other.insert(dice.randrange(len(other)), other.pop(dice.randrange(len(other))))
+        if (found := total(other)) <= best:
+            best, order = found, other
+    return best
+
+
+def ratio_to_found(number: int) -> float:
+    """MC-SF's sum of latencies by that of a better schedule, at the paper's sizes."""
+    memory, calls = instance(number, is_online=False, size=LARGE)
+    return by_policy(memory, calls) / best_found(memory, calls)
+
+
 def ratio(number: int, is_online: bool) -> float:
     """MC-SF's sum of latencies by the least one."""
     memory, calls = instance(number, is_online)
@@ -96,4 +139,8 @@ def reproduce(effort: Effort) -> tuple[dict[str, Any], list[Row]]:
         found[name] = {"mean": mean, "worst": max(ratios), "instances": count}
         text = f"MC-SF's sum of latencies by the optimum, {name}: mean of {count} instances"
         rows.append(Row(f"mc_sf.{name}", text, mean, paper, error=mean - 1, limit=LIMIT - 1))
+    bounds = effort.map(ratio_to_found, range(SEARCHED))
+    found["at once, the paper's sizes"] = {"bounds": bounds}
+    text = f"at least, at once, by a local search at the paper's sizes: mean of {SEARCHED} instances"
+    rows.append(Row("mc_sf.searched", text, statistics.fmean(bounds), PAPER["at once"], is_input=True))
     return found, rows

@@ -4,9 +4,7 @@ Each load comes at 0.7, 0.9 and 1.1 of the saturation of `chunked` in the order 
 beside a value is half the difference between the largest and the smallest one of the seeds.
 """
 
-import argparse
-import json
-import os
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -25,11 +23,10 @@ from lab.policies.skip_join_mlfq import SkipJoinMlfq
 from lab.policies.srpt import Srpt
 from lab.policies.vtc import VirtualTokenCounter
 from lab.shelf.fairness import gap
-from lab.shelf.loads import DEVICE, DEVICES, MODEL, TRACES, load
+from lab.shelf.loads import DEVICE, DEVICES, MODEL, load
 from lab.shelf.virtual import Call, Outcome, Service, on_protocol, simulate
-from orca_jax.errors import ConfigError
 from orca_jax.policy import Policy
-from orca_jax.reporting import percentile, print_table, rounded, write_file
+from orca_jax.reporting import percentile
 from orca_jax.sched.predict import Predictor, RunningQuantiles
 
 RESULT = Path(__file__).parents[1] / "results" / "shelf.json"
@@ -50,6 +47,8 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
 }
 PREDICTORS: Mapping[str, Callable[[], Predictor]] = {"srpt_quantiles": RunningQuantiles}
 """The others know the lengths."""
+WHOLE = frozenset({"orca", "prefill_first", "mc_sf", "pools"})
+"""These compute a prompt in one iteration, so that an iteration has room for the longest one."""
 LOADS = (0.7, 0.9, 1.1)
 SEEDS = (0, 1, 2)
 PATIENCE, READING = 1.0, 4.8
@@ -69,33 +68,6 @@ COLUMNS = {
     "again": "computed twice, %",
 }
 """Titles of the figures."""
-
-
-def add_args(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of this command."""
-    files = ", ".join(file for _, file in TRACES.values())
-    parser.add_argument("--traces", type=Path, metavar="DIR", help=f"directory with {files}")
-    parser.add_argument("--num-requests", type=int, default=500, metavar="N", help="requests of a run (default: 500)")
-    processes = os.cpu_count() or 1
-    parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
-    parser.add_argument("--record", action="store_true", help="write the result into lab/results")
-
-
-def run(args: argparse.Namespace) -> None:
-    """Measure and print the table; name the loads without a file."""
-    if args.num_requests < 10:
-        raise ConfigError(f"num_requests must be at least 10, got {args.num_requests}", param="num_requests")
-    names, missing = ["orca", "agents"], list[str]()
-    for name, (_, file) in TRACES.items():
-        has_file = args.traces is not None and (args.traces / file).is_file()
-        (names if has_file else missing).append(name)
-    if missing:
-        print(f"left out, since --traces has no file of them: {', '.join(missing)}")
-    found = rounded(measured(names, args.num_requests, args.traces, Effort(processes=args.processes)))
-    for title, lines in blocks(found).items():
-        print_table(title, {line[0]: "  ".join(line[1:]) for line in lines})
-    if args.record:
-        write_file(RESULT, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def measured(names: Sequence[str], count: int, traces: Path | None, effort: Effort) -> dict[str, Any]:
@@ -127,7 +99,7 @@ def measure(
 ) -> dict[str, float]:
     """The figures of a run at a multiple of the saturation."""
     calls = load(name, level * top, count, seed, traces)
-    devices = DEVICES._replace(token_budget=DEVICES.longest) if policy == "prefill_first" else DEVICES
+    devices = DEVICES._replace(token_budget=DEVICES.longest) if policy in WHOLE else DEVICES
     outcome = simulate(lambda limits: on_protocol(POLICIES[policy](), limits), calls, devices, PREDICTORS.get(policy))
     return figures_of(calls, outcome)
 
@@ -164,18 +136,13 @@ def on_time(service: Service) -> float:
     return statistics.fmean([at <= first + number / READING for number, at in enumerate(service.tokens)])
 
 
-def blocks(found: Mapping[str, Any]) -> dict[str, list[list[str]]]:
-    """The rows of each load and level: the policy, then mean and spread of each figure."""
-    return {
-        f"{name}, {level} of the saturation": [
-            [policy, *map(shown, figures.values())] for policy, figures in each.items()
-        ]
-        for name, levels in found["loads"].items()
-        for level, each in levels.items()
-    }
+def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the range."""
+    return statistics.fmean(values), (max(values) - min(values)) / 2
 
 
 def shown(values: Sequence[float]) -> str:
-    """Mean and half the range."""
-    mean, half = statistics.fmean(values), (max(values) - min(values)) / 2
-    return f"{mean:,.3g} ± {half:,.2g}" if half else f"{mean:,.3g}"
+    """Mean and half the range, as far as digits mean something."""
+    mean, half = mean_and_half(values)
+    digits = max(0, 2 - math.floor(math.log10(mean))) if mean else 0
+    return f"{mean:,.{digits}f} ± {half:,.{digits}f}" if half else f"{mean:,.{digits}f}"

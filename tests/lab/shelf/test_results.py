@@ -40,6 +40,12 @@ def test_no_schedule_beats_the_optimum(number: int) -> None:
     assert 1 <= optimum.ratio(number, is_online=True) < 1.3
 
 
+def test_a_search_finds_no_better_schedule_than_the_best() -> None:
+    calls = [Call(0.0, 2, 3), Call(0.0, 3, 2), Call(0.0, 1, 4)]
+    for memory in (5, 6, 9):
+        assert by_hand(memory, calls) <= optimum.best_found(memory, calls) <= optimum.by_policy(memory, calls)
+
+
 def test_the_bound_of_two_clients() -> None:
     assert fairness.measure("vtc", 200, 0) <= fairness.BOUND < fairness.measure("fcfs", 200, 0)
 

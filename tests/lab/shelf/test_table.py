@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
-from lab.shelf import table
+from lab.shelf import command, table
 from lab.shelf.loads import agents, load
 from lab.shelf.virtual import Call, Outcome, Service
 
@@ -23,7 +23,8 @@ def test_figures() -> None:
 
 
 def test_shown() -> None:
-    assert table.shown([1.0, 2.0, 3.0]) == "2 ± 1" and table.shown([5.0, 5.0]) == "5"
+    assert table.shown([1.0, 2.0, 3.0]) == "2.00 ± 1.00"
+    assert table.shown([1234.5, 1234.5]) == "1,234" and table.shown([0.0]) == "0"
 
 
 def test_calls_of_a_program_follow_each_other() -> None:
@@ -46,11 +47,12 @@ def test_the_command_leaves_out_loads_without_a_file(
 ) -> None:
     monkeypatch.setattr(table, "LOADS", (0.9,))
     monkeypatch.setattr(table, "SEEDS", (0,))
-    monkeypatch.setattr(table, "RESULT", tmp_path / "shelf.json")
+    monkeypatch.setattr(command, "RESULT", tmp_path / "shelf.json")
+    monkeypatch.setattr(command, "PICTURE", tmp_path / "shelf.svg")
     flags = ["--traces", str(tmp_path), "--num-requests", "12", "--processes", "1", "--record"]
     assert main(["shelf", *flags]) == 0
     shown = capsys.readouterr().out
     assert "left out, since --traces has no file of them: azure, mooncake" in shown
-    assert all(shown.count(name) >= 2 for name in table.POLICIES) and (tmp_path / "shelf.json").is_file()
+    assert all(shown.count(name) >= 2 for name in table.POLICIES) and (tmp_path / "shelf.svg").is_file()
     assert main(["shelf", "--num-requests", "2"]) == 2
     assert "num_requests must be at least 10" in capsys.readouterr().err

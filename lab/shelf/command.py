@@ -1,0 +1,51 @@
+"""`python -m lab shelf`: all policies of the shelf on equal loads; `python -m lab pages` writes the page."""
+
+import argparse
+import json
+import os
+import resource
+from pathlib import Path
+
+from lab.paper.effort import Effort
+from lab.shelf.loads import TRACES
+from lab.shelf.page import PICTURE, draw
+from lab.shelf.table import COLUMNS, RESULT, measured, shown
+from orca_jax.errors import ConfigError
+from orca_jax.reporting import print_table, rounded, write_file
+
+
+def add_args(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    files = ", ".join(file for _, file in TRACES.values())
+    parser.add_argument("--traces", type=Path, metavar="DIR", help=f"directory with {files}")
+    parser.add_argument("--num-requests", type=int, default=500, metavar="N", help="requests of a run (default: 500)")
+    processes = os.cpu_count() or 1
+    parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
+    parser.add_argument("--record", action="store_true", help="write lab/results/shelf.json and docs/shelf.svg")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure and print the table; name the loads without a file."""
+    if args.num_requests < 10:
+        raise ConfigError(f"num_requests must be at least 10, got {args.num_requests}", param="num_requests")
+    names, missing = ["orca", "agents"], list[str]()
+    for name, (_, file) in TRACES.items():
+        has_file = args.traces is not None and (args.traces / file).is_file()
+        (names if has_file else missing).append(name)
+    if missing:
+        print(f"left out, since --traces has no file of them: {', '.join(missing)}")
+    found = measured(names, args.num_requests, args.traces, Effort(processes=args.processes))
+    found = rounded(found | {"minutes": _processor_seconds() / 60})
+    for name, levels in found["loads"].items():
+        for level, each in levels.items():
+            lines = {policy: "  ".join(map(shown, figures.values())) for policy, figures in each.items()}
+            print_table(f"{name}, {level} of the saturation: {', '.join(COLUMNS.values())}", lines)
+    if args.record:
+        write_file(RESULT, (json.dumps(found) + "\n").encode())
+        draw(found, PICTURE)
+
+
+def _processor_seconds() -> float:
+    """Seconds of the processor that this process and its children have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum([each.ru_utime + each.ru_stime for each in used])
