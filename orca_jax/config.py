@@ -109,6 +109,7 @@ class ModelConfig:
     quantization: Quantization | None = None  # of linear layers and tables of the vocabulary; None: plain weights
     kv_copies: int = 1  # of each key/value head, counted in `num_kv_heads`; more than 1 only on many devices
     experts: ExpertsConfig | None = None  # None: each layer has one MLP
+    weight_factors: tuple[tuple[str, tuple[float, ...]], ...] = ()  # by path, of equal parts of parameters' last axis
     text_family: str | None = None  # of a model for images and texts: the `model_type` of its texts
     decoder: str | None = None  # "module:Class" of a decoder outside this package, see model/own.py
 

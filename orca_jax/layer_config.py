@@ -15,17 +15,18 @@ MixerName = Literal[
     "linear_attention",
     "delta_rule",
     "mamba",
+    "attention_mamba",
     "no_mixer",
 ]  # see model/mixers
 MlpName = Literal["mlp", "dense_mlp", "no_mlp"]  # the second one is that of `ModelConfig.other_mlps`
 Residual = Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed", "single"]  # see model/block.py
-PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention", "wide_attention", "latent_attention"})
+PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention", "wide_attention", "latent_attention", "attention_mamba"})
 SHARED_MIXERS: Mapping[MixerName, MixerName] = {
     "shared_attention": "attention",
     "wide_shared_attention": "wide_attention",
 }
 """Mixers that read the pages of an earlier layer, each with the mixer of that layer."""
-STATELESS_MIXERS: frozenset[MixerName] = PAGED_MIXERS | SHARED_MIXERS.keys() | {"no_mixer"}
+STATELESS_MIXERS: frozenset[MixerName] = PAGED_MIXERS - {"attention_mamba"} | SHARED_MIXERS.keys() | {"no_mixer"}
 """The others keep states."""
 
 
@@ -133,6 +134,7 @@ class MambaConfig:
     has_bias: bool = False  # in the linear layers
     has_conv_bias: bool = True
     step_limits: tuple[float, float] = (0.0, math.inf)
+    norm: Literal["gate_first", "gate_last"] | None = "gate_first"  # whether results are weighted before their norm
 
     @property
     def values(self) -> int:

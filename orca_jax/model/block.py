@@ -15,6 +15,7 @@ from orca_jax.model.layer_inputs import GatedInput
 from orca_jax.model.layers import Linear, Maker, Mlp, Norm
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.attention import Attention
+from orca_jax.model.mixers.attention_mamba import AttentionMamba
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
 from orca_jax.model.mixers.delta_rule import DeltaRule
 from orca_jax.model.mixers.latent_attention import LatentAttention
@@ -94,6 +95,7 @@ MIXERS: Mapping[MixerName, Callable[[Maker, ModelConfig, float], Mixer]] = {
     "linear_attention": LinearAttention,
     "delta_rule": DeltaRule,
     "mamba": Mamba,
+    "attention_mamba": AttentionMamba,
     "no_mixer": NoMixer,
 }
 """By the names of their parameters in a block."""

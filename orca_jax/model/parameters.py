@@ -103,7 +103,7 @@ def stored_shapes(state: nnx.State, config: ModelConfig) -> dict[str, tuple[int,
 
 def num_copies(path: str, config: ModelConfig) -> int:
     """The copies of each key/value head in a parameter; 1 in parameters without these heads."""
-    _, mixer, name, *_ = (*path.split("."), "", "")
+    _, mixer, name, *_ = (*path.replace("attention_mamba.", "", 1).split("."), "", "")
     names = ("key", "value", "key_norm") if config.qk_norm == "all" else ("key", "value")
     return config.of_mixer(mixer).kv_copies if mixer in ("attention", "wide_attention") and name in names else 1
 

@@ -147,13 +147,20 @@ def load_files(
     first = wanted.layers.start
     matrices = {path: _matrices(path, leaf, sources, files, config, first) for path, leaf in leaves.items()}
     values = dict(others.read())
-    parts, not_finite = wanted.make_parts(), NotFinite()
+    parts, not_finite, factors = wanted.make_parts(), NotFinite(), dict(config.weight_factors)
     for path, array in fill(leaves, matrices, config, progress, problems, not_finite):
-        values |= parts(path, array)
+        own = factors.get(split_layer(path)[0], ())
+        values |= parts(path, _multiplied(array, own) if own else array)
     if problems:
         raise CheckpointError(source, problems)
     not_finite.warn(source)
     return wanted.filled(values)
+
+
+def _multiplied(array: Array, factors: tuple[float, ...]) -> Array:
+    """An array with each of the equal parts of its last axis multiplied by a factor."""
+    columns = np.repeat(np.array(factors, np.float32), array.shape[-1] // len(factors))
+    return (array.astype(jnp.float32) * columns).astype(array.dtype)
 
 
 def _too_many_layers(config: ModelConfig, files: Files) -> str | None:

@@ -29,6 +29,7 @@ from orca_jax.model.families.phi3 import PHI3
 from orca_jax.model.families.qwen import QWEN2, QWEN3
 from orca_jax.model.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from orca_jax.model.families.states.bamba import BAMBA
+from orca_jax.model.families.states.falcon_h1 import FALCON_H1
 from orca_jax.model.families.states.granite import GRANITES
 from orca_jax.model.families.states.lfm import LFM2, LFM2_MOE, LFM3
 from orca_jax.model.families.states.minimax import MINIMAX
@@ -50,7 +51,7 @@ _WITH_EXPERTS = (
     *GRANITES,
 )
 _WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
-_WITH_STATES = (LFM2, LFM2_MOE, LFM3, MINIMAX, QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT, BAMBA, NEMOTRON_H)
+_WITH_STATES = (LFM2, LFM2_MOE, LFM3, MINIMAX, QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT, BAMBA, FALCON_H1, NEMOTRON_H)
 
 _ALL = (
     *_DENSE,

@@ -4,6 +4,8 @@ In the words of linear attention, inputs times their steps are the values, and `
 a group of heads.
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,7 +15,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.kernels.linear_state import LinearTokens, linear_state
 from orca_jax.kernels.short_conv import short_conv
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.layer_config import MambaConfig
+from orca_jax.layer_config import MambaConfig, MixerName
 from orca_jax.model.layers import Linear, Maker, project
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import StateArray, StateKind, StatePools
@@ -71,7 +73,7 @@ STATE = StateKind(states, run, _ARRAYS, (None, "heads", None))
 class Mamba(GatedMixer):
     """Projections, convolutions, the recurrence, and a gate for each number before a norm of each group."""
 
-    name = "mamba"
+    name: ClassVar[MixerName] = "mamba"
 
     def __init__(self, make: Maker, config: ModelConfig, out_std: float) -> None:
         self.sizes, self.eps, embed = _sizes(config), config.norm_eps, config.embed_dim
@@ -88,7 +90,7 @@ class Mamba(GatedMixer):
         self.rate, self.step_bias, self.skip = (
             make((sizes.num_heads,), ("heads",), init) for init in ("zeros", "ones", "ones")
         )  # `rate` has logarithms
-        self.norm = make((sizes.values,), ("heads",), "ones")
+        self.norm = nnx.data(make((sizes.values,), ("heads",), "ones") if sizes.norm else None)
         self.out = Linear(make, (sizes.values, embed), ("heads", "embed"), bias=bias, std=out_std)
 
     @property
@@ -115,8 +117,13 @@ class Mamba(GatedMixer):
     def merge(
         self, out: LinearResults, keep: Int[Array, "B"] | None = None, adapters: LayerAdapters | None = None
     ) -> Float[Array, "B E"]:
-        """Weight, normalise each group and project back, every token or those in `keep`."""
+        """Weight, normalise each group, in this order or the other one, and project back, every token or `keep`."""
         heads, gate = out if keep is None else (out.heads[keep], out.gate[keep])
-        x = (heads.reshape(gate.shape) * jax.nn.silu(gate)).reshape(gate.shape[0], self.sizes.num_groups, -1)
-        x = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.eps)
-        return self.out(x.reshape(gate.shape) * self.norm[...].astype(jnp.float32))
+        x, weights = heads.reshape(gate.shape), jax.nn.silu(gate)
+        if self.norm is None or self.sizes.norm == "gate_first":
+            x = x * weights
+        if self.norm is not None:
+            grouped = x.reshape(gate.shape[0], self.sizes.num_groups, -1)
+            grouped = grouped * jax.lax.rsqrt(jnp.square(grouped).mean(axis=-1, keepdims=True) + self.eps)
+            x = grouped.reshape(gate.shape) * self.norm[...].astype(jnp.float32)
+        return self.out(x * weights if self.sizes.norm == "gate_last" else x)

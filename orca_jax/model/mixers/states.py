@@ -11,5 +11,6 @@ STATES: Mapping[MixerName, StateKind] = {
     "linear_attention": linear_attention.STATE,
     "delta_rule": delta_rule.STATE,
     "mamba": mamba.STATE,
+    "attention_mamba": mamba.STATE,
 }
 """By mixer. The layers of a mixer are one group, since their states have the same shapes."""

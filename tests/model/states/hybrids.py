@@ -34,11 +34,12 @@ _COUNTS = {
     "lfm2_moe": 3,
     "lfm2_vl": 1,
     "kimi_k25": 1,
+    "falcon_h1": 3,
 }
 _OTHERS: Mapping[str, Any] = {
     **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), latents),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), deltas),
-    **dict.fromkeys(("bamba", "granitemoehybrid"), mambas),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), mambas),
     "nemotron_h": singles,
 }  # modules with `config` and `layer_shapes`
 _WRAPPERS = {
@@ -205,7 +206,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     embed, is_lfm = config["hidden_size"], config["model_type"].startswith("lfm")
     base = "backbone" if config["model_type"] == "nemotron_h" else "model"
     outer = {"lfm": ("embed_tokens", "embedding_norm"), "bam": ("embed_tokens", "final_layernorm")}
-    outer |= {"nem": ("embeddings", "norm_f")}
+    outer |= {"fal": outer["bam"], "nem": ("embeddings", "norm_f")}
     table, final = outer.get(config["model_type"][:3], ("embed_tokens", "norm"))
     shapes: dict[str, tuple[int, ...]] = {f"{base}.{table}.weight": (VOCAB, embed), f"{base}.{final}.weight": (embed,)}
     if not config.get("tie_word_embeddings", is_lfm):

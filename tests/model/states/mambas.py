@@ -32,7 +32,23 @@ def config(family: str, number: int) -> dict[str, Any]:
         "rms_norm_eps": 1e-3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
     }
-    return config if family == "bamba" else _granite(config, draw, number)
+    makers = {"granitemoehybrid": _granite, "falcon_h1": _falcon}
+    return makers[family](config, draw, number) if family in makers else config
+
+
+def _falcon(config: dict[str, Any], draw: Random, number: int) -> dict[str, Any]:
+    """The keys of Falcon-H1, with all its factors."""
+    del config["attn_layer_indices"]
+    names = ("attention_in", "attention_out", "embedding", "key", "ssm_in", "ssm_out")
+    lists = {"ssm_multipliers": 5, "mlp_multipliers": 2}
+    factors: dict[str, Any] = {
+        name: [draw.choice((0.5, 0.8, 1.3)) for _ in range(count)] for name, count in lists.items()
+    }
+    factors |= {f"{name}_multiplier": draw.choice((0.5, 0.8, 1.3)) for name in names} | {"lm_head_multiplier": 0.3}
+    norm = {"mamba_rms_norm": number != 1, "mamba_norm_before_gate": number != 2}
+    width = {"mamba_d_ssm": 2 * config["mamba_n_heads"] * 2 if number == 2 else None}
+    bias = {"projectors_bias": config["mamba_proj_bias"], "num_hidden_layers": 2}
+    return config | factors | norm | width | bias
 
 
 def _granite(config: dict[str, Any], draw: Random, number: int) -> dict[str, Any]:
@@ -55,8 +71,10 @@ def layer_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, 
         norm, mlp, is_full = "post_attention_layernorm", _experts(config), "full" in config["layer_types"][layer]
         is_full |= config["layer_types"][layer] == "attention"
     else:
-        norm, mlp, is_full = "pre_ff_layernorm", _mlp(config), layer in config["attn_layer_indices"]
+        norm, mlp, is_full = "pre_ff_layernorm", _mlp(config), layer in config.get("attn_layer_indices", ())
     shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (embed,), f"{norm}.weight": (embed,)}
+    if config["model_type"] == "falcon_h1":
+        return shapes | mlp | _attention(config) | _mamba(config)
     return shapes | mlp | (_attention if is_full else _mamba)(config)
 
 
@@ -91,7 +109,7 @@ def _attention(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _mamba(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     embed, heads = config["hidden_size"], config["mamba_n_heads"]
-    inner = config["mamba_expand"] * embed
+    inner = config.get("mamba_d_ssm") or config["mamba_expand"] * embed
     channels = inner + 2 * config["mamba_n_groups"] * config["mamba_d_state"]
     shapes: dict[str, tuple[int, ...]] = {
         "mamba.in_proj.weight": (inner + channels + heads, embed),
@@ -100,7 +118,8 @@ def _mamba(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes |= _biases(shapes, is_there=config["mamba_proj_bias"])
     convolution: dict[str, tuple[int, ...]] = {"mamba.conv1d.weight": (channels, 1, config["mamba_d_conv"])}
     shapes |= convolution | _biases(convolution, is_there=config["mamba_conv_bias"])
-    return shapes | {f"mamba.{key}": (heads,) for key in ("A_log", "dt_bias", "D")} | {"mamba.norm.weight": (inner,)}
+    norm = {"mamba.norm.weight": (inner,)} if config.get("mamba_rms_norm", True) else {}
+    return shapes | {f"mamba.{key}": (heads,) for key in ("A_log", "dt_bias", "D")} | norm
 
 
 def _biases(shapes: Mapping[str, tuple[int, ...]], *, is_there: bool) -> dict[str, tuple[int, ...]]:

@@ -19,7 +19,7 @@ from orca_jax.config import ModelConfig
 from orca_jax.kernels.kv_pages import KVPages, pages_shape, pages_spec
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, write_and_attend
 from orca_jax.kernels.state_rows import StateRows
-from orca_jax.layer_config import MixerName
+from orca_jax.layer_config import PAGED_MIXERS, MixerName
 from orca_jax.model.mixers.base import Index, StatePools
 from orca_jax.model.mixers.states import STATES
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
@@ -91,7 +91,7 @@ class Access:
 
 def _paged(model: ModelConfig) -> MixerName:
     """The mixer of the layers with pages."""
-    return "attention" if model.latent is None else "latent_attention"
+    return next((mixer for mixer in model.mixers if mixer in PAGED_MIXERS), "attention")
 
 
 @dataclass

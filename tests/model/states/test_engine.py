@@ -89,6 +89,8 @@ def alone(executor: JaxExecutor, num_stages: int, prompt: list[int]) -> list[int
         ("qwen3_5_moe_text-0", "unrolled", 1, 2, 0),
         ("granitemoehybrid-0", "switched", 2, 1, 1),
         ("granitemoehybrid-1", "unrolled", 1, 2, 0),
+        ("falcon_h1-1", "switched", 2, 1, 1),
+        ("falcon_h1-2", "unrolled", 1, 2, 0),
         ("nemotron_h-0", "switched", 2, 1, 1),
         ("nemotron_h-2", "unrolled", 1, 2, 0),
         ("lfm2_moe-0", "switched", 1, 1, 1),

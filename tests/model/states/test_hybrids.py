@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
 QUICK = ("lfm3-0", "minimax-2", "youtu-0", "qwen3_next-1", "qwen3_5_text-1", "bamba-1")
 WITH_ALL_PARTS = ("youtu-0", "qwen3_next-1", "bamba-1", "qwen3_5_text-1")
-SLOW_PARTS = ("qwen3_5_moe_text-1", "granitemoehybrid-0", "nemotron_h-0", "lfm2_moe-2", "deepseek_v3-0")
+SLOW_PARTS = ("falcon_h1-0", "qwen3_5_moe_text-1", "granitemoehybrid-0", "nemotron_h-0", "lfm2_moe-2", "deepseek_v3-0")
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
 
@@ -161,6 +161,7 @@ def test_attention_backends(name: str, backend: str, base: Path) -> None:
         ("qwen3_next-1", 2),
         ("bamba-1", 3),
         ("nemotron_h-1", 2),
+        ("falcon_h1-2", 2),
         ("granitemoehybrid-0", 2),
         ("qwen3_5_text-0", 2),
     ],
@@ -209,6 +210,8 @@ def test_a_part_switched_off_is_seen(name: str, base: Path) -> None:
         *(("granitemoehybrid-1", {f"{part}_scale": 1.0}) for part in ("attention", "embedding", "logit", "residual")),
         ("granitemoehybrid-0", {"rope_pattern": (False,)}),
         ("granitemoehybrid-2", {"rope_pattern": (True,)}),
+        ("falcon_h1-0", {"mamba": {"norm": "gate_first"}}),
+        ("falcon_h1-1", {"weight_factors": ()}),
         ("nemotron_h-0", {"activation": "relu"}),
         ("nemotron_h-0", {"rope_pattern": (True,)}),
         ("nemotron_h-0", {"mamba": {"step_limits": (0.0, float("inf"))}}),

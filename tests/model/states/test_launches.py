@@ -138,7 +138,10 @@ def slow(*values: object) -> Any:
         *(slow(name, "switched", 1, 1) for name in NAMES),
         *(slow(name, "switched", 2, 2) for name in ("lfm3-1", "lfm3-3", "minimax-1", "youtu-0", "youtu-1", "bamba-1")),
         slow("youtu-0", "scanned", 2, 1),
-        *(slow(name, "switched", 2, 1) for name in ("qwen3_next-1", "granitemoehybrid-0", "nemotron_h-0")),
+        *(
+            slow(name, "switched", 2, 1)
+            for name in ("qwen3_next-1", "falcon_h1-0", "granitemoehybrid-0", "nemotron_h-0")
+        ),
     ],
 )
 def test_log_probabilities_are_those_of_transformers(

@@ -39,12 +39,17 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     )
 
 
-def read_mamba(hf: HfConfig, config: ModelConfig) -> MambaConfig:
-    """Read the keys `MAMBA_KEYS`; raises `ConfigError`, which names the key."""
+def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> MambaConfig:
+    """Read the keys `MAMBA_KEYS`. `inner` is the width of all values, if `mamba_expand` does not give it.
+
+    Raises:
+        ConfigError: it names the key.
+    """
     if config.activation != "silu":
         raise refusal("hidden_act", f"must be silu for {config.family}", hf.get("hidden_act"))
     heads, groups = get_int(hf, "mamba_n_heads", 128), get_int(hf, "mamba_n_groups", 1)
-    inner = get_int(hf, "mamba_expand", 2) * config.embed_dim
+    expanded = get_int(hf, "mamba_expand", 2) * config.embed_dim
+    inner = expanded if inner is None else inner
     if heads % groups or inner % heads:
         raise refusal("mamba_n_heads", f"must divide {inner} and be a multiple of mamba_n_groups {groups}", heads)
     width = get_int(hf, "mamba_d_conv", 4)
@@ -96,7 +101,7 @@ def mamba_weights(sizes: MambaConfig, key: str) -> tuple[Weight, ...]:
         rows.append(Weight(f"{key}.conv1d.weight", f"{ours}.{prefix}taps", transpose=True, part=part, is_conv=True))
         if sizes.has_conv_bias:
             rows.append(Weight(f"{key}.conv1d.bias", f"{ours}.{prefix}bias", part=part))
-    names = {"A_log": "rate", "dt_bias": "step_bias", "D": "skip", "norm.weight": "norm"}
+    names = {"A_log": "rate", "dt_bias": "step_bias", "D": "skip"} | ({"norm.weight": "norm"} if sizes.norm else {})
     rows += [Weight(f"{key}.{theirs}", f"{ours}.{name}") for theirs, name in names.items()]
     return *rows, *linear(f"{key}.out_proj", f"{ours}.out", bias=sizes.has_bias)
 

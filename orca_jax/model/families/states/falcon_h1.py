@@ -1,0 +1,119 @@
+"""Falcon-H1: attention and Mamba-2 side by side in every layer, with factors on most parts.
+
+A factor on a part is one on its matrices, with which they are loaded.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from orca_jax.config import ModelConfig
+from orca_jax.model.families import llama
+from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
+from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_floats, get_int, refusal
+
+_ATTENTION, _MAMBA, _MLP = "blocks.attention_mamba.attention", "blocks.attention_mamba.mamba", "blocks.mlp"
+_FACTORS = frozenset(
+    {
+        "attention_in_multiplier",
+        "attention_out_multiplier",
+        "embedding_multiplier",
+        "key_multiplier",
+        "lm_head_multiplier",
+        "mlp_multipliers",
+        "ssm_in_multiplier",
+        "ssm_multipliers",
+        "ssm_out_multiplier",
+    }
+)
+
+
+def config_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of Falcon-H1; raises `ConfigError` as `llama.config_from_hf` does."""
+    defaults = {
+        "vocab_size": 128000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+    }
+    config = llama.read_shape(hf, "falcon_h1", defaults, norm_eps=1e-5)
+    bias = get_bool(hf, "projectors_bias", False)
+    if bias != get_bool(hf, "mamba_proj_bias", False):
+        raise refusal("projectors_bias", "must be mamba_proj_bias", bias)
+    has_width = "mamba_d_ssm" not in hf or hf["mamba_d_ssm"] is not None
+    inner = get_int(hf, "mamba_d_ssm", 1024) if has_width else None
+    is_last, has_norm = get_bool(hf, "mamba_norm_before_gate", True), get_bool(hf, "mamba_rms_norm", False)
+    mamba = read_mamba(hf, config, inner)
+    mamba = replace(mamba, norm=("gate_last" if is_last else "gate_first") if has_norm else None)
+    config = replace(
+        config,
+        **llama.attention_biases(hf),
+        mlp_bias=get_bool(hf, "mlp_bias", False),
+        mixer_pattern=("attention_mamba",),
+        mamba=mamba,
+        embedding_scale=get_float(hf, "embedding_multiplier", 1.0),
+        logit_scale=get_float(hf, "lm_head_multiplier", 1.0),
+    )
+    return replace(config, weight_factors=tuple(_factors(hf).items()))
+
+
+def _factors(hf: HfConfig) -> Mapping[str, tuple[float, ...]]:
+    """The factors of parameters by path, without those that are 1."""
+    found: dict[str, tuple[float, ...]] = {}
+
+    def of(path: str, *factors: float, before: float = 1.0) -> None:
+        """Multiply equal parts of the results of a linear layer by `factors`, and its inputs by `before`."""
+        found[f"{path}.kernel"], found[f"{path}.bias"] = tuple(factor * before for factor in factors), factors
+
+    attended = get_float(hf, "attention_in_multiplier", 1.0)
+    of(f"{_ATTENTION}.query", 1.0, before=attended)
+    of(f"{_ATTENTION}.key", get_float(hf, "key_multiplier", 1.0), before=attended)
+    of(f"{_ATTENTION}.value", 1.0, before=attended)
+    of(f"{_ATTENTION}.out", get_float(hf, "attention_out_multiplier", 1.0))
+    gate, value, key, query, step = _numbers(hf, "ssm_multipliers", 5)
+    parts = {"gate": (gate,), "value": (value,), "key": (key, query), "step": (step,)}
+    for name, factors in parts.items():
+        of(f"{_MAMBA}.{name}", *factors, before=get_float(hf, "ssm_in_multiplier", 1.0))
+    of(f"{_MAMBA}.out", get_float(hf, "ssm_out_multiplier", 1.0))
+    gate, down = _numbers(hf, "mlp_multipliers", 2)
+    of(f"{_MLP}.gate", gate)
+    of(f"{_MLP}.down", down)
+    return {path: factors for path, factors in found.items() if {*factors} != {1.0}}
+
+
+def _numbers(hf: HfConfig, key: str, count: int) -> tuple[float, ...]:
+    """A list of `count` positive numbers; null is ones. Raises `ConfigError` for other values."""
+    values = (1.0,) * count if hf.get(key) is None else get_floats(hf, key)
+    if len(values) != count:
+        raise refusal(key, f"must have {count} numbers", values)
+    return values
+
+
+def weights(config: ModelConfig) -> tuple[Weight, ...]:
+    """Checkpoint keys -> parameters."""
+    assert config.mamba is not None, "the configuration has the sizes"
+    names = {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
+    outer = llama.outer_weights(config, names)
+    mixers = *llama.attention_weights(config), *mamba_weights(config.mamba, "layers.{layer}.mamba")
+    return (
+        *(replace(row, key="final_layernorm.weight") if row.path == "final_norm.scale" else row for row in outer),
+        *(replace(row, path=row.path.replace("blocks.", "blocks.attention_mamba.")) for row in mixers),
+        *llama.mlp_weights("layers.{layer}.feed_forward", "blocks.mlp", bias=config.mlp_bias),
+    )
+
+
+FALCON_H1 = Family(
+    name="falcon_h1",
+    models="Falcon-H1",
+    config_from_hf=config_from_hf,
+    keys=llama.KEYS
+    | MAMBA_KEYS
+    | _FACTORS
+    | {"attention_bias", "mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm", "mlp_bias", "projectors_bias"},
+    architectures=("FalconH1ForCausalLM", "FalconH1Model"),
+    weights=weights,
+    prefixes=llama.PREFIXES,
+    ignored=re.compile(rf"{llama.IGNORED.pattern}|.*mup_vector"),
+    harmless=frozenset({"mamba_chunk_size", "mamba_use_mlp", "num_logits_to_keep", "use_mamba_kernels"}),
+)
