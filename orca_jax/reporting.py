@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from orca_jax.errors import ConfigError
 from orca_jax.processor import cpu_flags, cpu_name
 
+_DARK = b"@media (prefers-color-scheme: dark) {svg {filter: invert(0.9) hue-rotate(180deg)}}"
 NO_MATPLOTLIB = "plot needs matplotlib: pip install 'orca-jax[plot]'"
 
 
@@ -90,14 +91,18 @@ def write_file(path: str | Path, data: bytes) -> None:
 
 
 def write_figure(figure: Picture, path: str, kind: str, **options: Any) -> None:
-    """Write a picture of a kind such as "svg" as `write_file` does. Equal figures are equal files. Raises OSError."""
+    """Write a picture of a kind such as "svg" as `write_file` does. Equal figures are equal files. Raises OSError.
+
+    A reader with dark colours gets dark ones in an SVG: white becomes nearly black, and hues stay.
+    """
     from matplotlib import rc_context
 
     metadata = {"svg": {"Date": None}, "png": {"Software": None}}.get(kind)
     picture = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "orca-jax"}):  # texts are texts, and ids do not change
         figure.savefig(picture, format=kind, metadata=metadata, **options)
-    write_file(path, picture.getvalue())
+    content = picture.getvalue()
+    write_file(path, content.replace(b"</style>", _DARK + b"</style>", 1) if kind == "svg" else content)
 
 
 def need_matplotlib() -> None:

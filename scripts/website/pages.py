@@ -41,7 +41,6 @@ _PICTURE = re.compile(
     r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
     r'<img alt="([^"]*)" src="([^"]+)">\s*</picture>'
 )
-_DRAWN = re.compile(r"!\[([^]]*)\]\((figures/[\w-]+\.svg)\)")
 _FLAG = re.compile(r"^\| (`-[^|]+`) \|", re.MULTILINE)
 
 
@@ -85,7 +84,6 @@ def relinked(text: str, file: Path, page: Path) -> str:
 
 def themed(text: str) -> str:
     """Return a text whose pictures follow the theme of the site instead of that of the system."""
-    text = _DRAWN.sub(r"```{image} \2\n:alt: \1\n:class: drawn\n```", text)
     return _PICTURE.sub(r'<img class="only-light" alt="\2" src="\3"><img class="only-dark" alt="\2" src="\1">', text)
 
 

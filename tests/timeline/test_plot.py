@@ -91,7 +91,8 @@ def test_no_two_texts_touch(num_requests: int, tmp_path: Path) -> None:
             shown = [text.get_window_extent() for text in texts if text.get_text()]
             assert not [pair for pair in itertools.pairwise(shown) if pair[0].overlaps(pair[1])]
     save_figure(figure, str(tmp_path / "out.svg"))
-    assert (tmp_path / "out.svg").read_text().startswith("<?xml")
+    text = (tmp_path / "out.svg").read_text()
+    assert text.startswith("<?xml") and "prefers-color-scheme: dark" in text
 
 
 def test_latencies_by_hand(batch: Timeline) -> None:
