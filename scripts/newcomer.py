@@ -29,7 +29,7 @@ from orca_jax.processor import cpu_name
 ROOT = Path(__file__).resolve().parents[1]
 PASSED = ("PIP_", "SSL_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "LANG")  # variables of the network
 SECONDS = 1800  # for one step
-MESSAGE = "Tom has 3 apples and buys 4. How many?"
+MESSAGE = "What is the capital of France?"
 OWN_MODEL = """
 import json, shutil, sys
 from pathlib import Path
@@ -132,9 +132,9 @@ class Journey:
         raise SystemExit("error: the server is not ready in time")
 
 
-def first_token(url: str, model: str) -> None:
-    """Read a stream of a completion up to its first token."""
-    body = {"model": model, "prompt": "The sea was", "max_tokens": 8, "stream": True, "ignore_eos": True}
+def first_token(url: str) -> None:
+    """Read a stream of a completion up to its first token. The model is the served one."""
+    body = {"prompt": "The sea was", "max_tokens": 8, "stream": True, "ignore_eos": True}
     request = Request(f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
     with urlopen(request, timeout=SECONDS) as response:
         for line in response:
@@ -153,7 +153,7 @@ def first_answer(url: str) -> tuple[str, str]:
     if chromium is None:
         with urlopen(url, timeout=60) as page:
             assert b"<html" in page.read()
-        body = {"model": "demo", "messages": [{"role": "user", "content": MESSAGE}], "max_tokens": 64}
+        body = {"messages": [{"role": "user", "content": MESSAGE}], "max_tokens": 64}
         request = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
         with urlopen(request, timeout=SECONDS) as response:
             return "http", json.load(response)["choices"][0]["message"]["content"]
@@ -192,7 +192,7 @@ def walk(path: Journey) -> Mapping[str, Any]:
     with path.server("./scripts/serve") as server:
         path.wait_for(server)
         path.done("ready", "./scripts/serve is ready")
-        first_token(server.url, "demo")
+        first_token(server.url)
         path.done("first_token", "first token over HTTP")
         program, answer = first_answer(server.url)
         path.done("first_answer", f"first answer in the playground ({program}): {' '.join(answer.split())[:80]!r}")
@@ -201,7 +201,7 @@ def walk(path: Journey) -> Mapping[str, Any]:
     path.restart()
     with path.server(str(path.clone / ".venv" / "bin" / "orca-jax"), "serve", "--model", own) as server:
         path.wait_for(server)
-        first_token(server.url, own)
+        first_token(server.url)
         path.done("own_model", "own model: from orca-jax serve --model DIR to its first token")
     return {"seconds": path.seconds, "answered_by": program, "answer": answer}
 
