@@ -14,7 +14,7 @@ from tests.timeline.browser import chromium
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-QUESTIONS = ("Tom has 3 apples and buys 4. How many does he have?", "What is iteration-level scheduling?")
+QUESTIONS = ("What is the capital of France?", "Write a short list of three fruits.")
 FILES: dict[Literal["light", "dark"], str] = {"light": "playground.png", "dark": "playground-dark.png"}
 WIDTH, HEIGHT, SCALE = 1240, 880, 1.5
 
@@ -62,4 +62,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "demo")
+    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2")

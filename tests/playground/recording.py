@@ -80,4 +80,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "demo")
+    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
