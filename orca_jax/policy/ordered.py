@@ -77,10 +77,11 @@ class Ordered:
             pages = view.pages(job, left)
             if pages > room:
                 view.use_whole_pages(job)
+            if job.num_left != left:  # it reuses fewer tokens than before
                 left = job.num_left
                 pages = view.pages(job, left)
-                if pages > room:
-                    break
+            if pages > room:
+                break
             draft.choose(job, left, min(left, draft.budget), pages)
             spare -= pages
             admitted += 1
@@ -181,7 +182,7 @@ class _Draft:
         while True:
             has_row = has_row or admitted < view.free_rows + len(self.evict)
             if has_row and not pages > self.free:
-                self.choose(job, num_left, size, pages)
+                self.choose(job, job.num_left, size, pages)
                 return
             if is_first and pages > sum([view.releases(other) for other in keeping[first:]], self.free):
                 break
@@ -191,7 +192,7 @@ class _Draft:
             self.take_from(keeping.pop())
         size = bisect_left(range(1, size), True, key=lambda n: view.pages(job, n) > self.free) if has_row else 0
         if size:  # part of a chunk
-            self.choose(job, num_left, size, view.pages(job, size))
+            self.choose(job, job.num_left, size, view.pages(job, size))
 
     def take_from(self, victim: RequestView) -> BlockCount:
         """Evict a job, and drop it from the iteration; returns the pages that it gives back."""
