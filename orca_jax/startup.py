@@ -12,6 +12,10 @@ StartPhase = Literal["import", "load", "trace", "compile", "warm_up"]
 """Start of Python and imports; devices and weights; tracing and lowering; XLA; the first run of each program."""
 START_PHASES: tuple[StartPhase, ...] = get_args(StartPhase)
 
+# There is little cyclic garbage, and a collection walks all requests: with Python's own thresholds and a thousand of
+# them, collections take a twentieth of an engine's time and a twelfth of a front end's, and delay the slowest tokens.
+RARE_COLLECTIONS = (100_000, 20, 20)
+
 
 @dataclass(frozen=True)
 class ClusterConfig:

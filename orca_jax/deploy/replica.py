@@ -16,8 +16,9 @@ from orca_jax.logs import configure_logging
 from orca_jax.openai.model import Service
 from orca_jax.serve.app import create_app
 from orca_jax.serve.root_path import RootPath
-from orca_jax.serve.server import DEAD_STATE_SECONDS, EXIT_ENGINE_DIED, RARE_COLLECTIONS
+from orca_jax.serve.server import DEAD_STATE_SECONDS, EXIT_ENGINE_DIED
 from orca_jax.server_config import ServerConfig
+from orca_jax.startup import RARE_COLLECTIONS
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.telemetry.otel import start_tracing
 

@@ -32,7 +32,7 @@ from orca_jax.link.loop import EngineLoop, EngineStatus, Inbox, Send, ready_mess
 from orca_jax.link.wire import Failed, FrameReader, Leave, Message, Start, decode_to_engine, encode
 from orca_jax.logs import install_handler
 from orca_jax.progress import has_terminal
-from orca_jax.startup import ClusterConfig, StartTimes
+from orca_jax.startup import RARE_COLLECTIONS, ClusterConfig, StartTimes
 
 if TYPE_CHECKING:
     from orca_jax.assembly.cluster import LeaderBuild
@@ -123,6 +123,7 @@ def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"
 def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineStatus) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
+    gc.set_threshold(*RARE_COLLECTIONS)
     warn_of_reservations(built)
     live = EngineWatch(built.engine, built.timeline_header, send)
     updates, reader = built.prepare_update, built.read_adapter

@@ -26,6 +26,7 @@ from orca_jax.serve.connection import MAX_HEADER_BYTES, IdleConnections, connect
 from orca_jax.serve.listen import listening, tls_context, url_of
 from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
+from orca_jax.startup import RARE_COLLECTIONS
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.telemetry.otel import start_tracing
 
@@ -34,9 +35,6 @@ EXIT_CLUSTER_LOST = 3
 DRAIN_SECONDS = 5  # for clients to read the bytes already written
 SHORT_DRAIN_SECONDS = 1  # the same after a second signal
 DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health reports the state "dead" or "hung"
-# There is little cyclic garbage, and a collection walks all open streams: with Python's own thresholds and a thousand
-# streams, collections took a twelfth of the front end's time and delayed the slowest tokens.
-RARE_COLLECTIONS = (100_000, 20, 20)
 
 
 def serve(config: ServerConfig, begun: float) -> int:

@@ -136,3 +136,27 @@ def test_default_settings_have_most_greedy_tokens_of_transformers(capsys: pytest
     with capsys.disabled():
         print(f"\n{sum(equal)} of {len(equal)} chats have the greedy tokens of transformers in float32")
     assert sum(equal) >= len(equal) // 2
+
+
+@needs_it
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kept_bits_have_the_tokens_of_the_dequantised_file() -> None:
+    """In float32, for 64 prompts of 64 tokens. Sums in another order may choose another token of two equally good."""
+    tokenizer = load_tokenizer(model_directory("smollm2"))
+    vocabulary = [tokenizer.decode([id], skip_special_tokens=False) for id in range(tokenizer.vocab_size)]
+    ids = tokenizer.encode("\n".join(texts(vocabulary)))
+    prompts = [{"prompt_token_ids": ids[start : start + NEW]} for start in range(0, 64 * NEW, NEW)]
+    params, found = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True, logprobs=2), []
+    for products in ("auto", "xla"):
+        settings = {"dtype": "float32", "cpu_products": products, "max_num_seqs": 16, "max_model_len": 256}
+        with LLM("smollm2", progress=False, **settings) as llm:
+            found.append([output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)])
+    num_equal = 0
+    for kept, plain in zip(*found, strict=True):
+        differs = [ours != theirs for ours, theirs in zip(kept.token_ids, plain.token_ids, strict=True)]
+        num_equal += not any(differs)
+        if any(differs):
+            first, second = sorted([entry.logprob for entry in plain.logprobs[differs.index(True)].values()])[-2:]
+            assert second - first <= 1e-4
+    assert num_equal >= 60
