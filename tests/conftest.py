@@ -112,6 +112,18 @@ def compiled_once() -> Iterator[None]:
 
 
 @pytest.fixture
+def compiled_when_used(compiled_once: None) -> Iterator[None]:
+    """Compile each program once in this process, at its first launch: most tests use few of them.
+
+    An executor measures nothing at start. Nothing but these programs may be compiled while serving.
+    """
+    from tests.programs import compiled_late
+
+    with compiled_late():
+        yield
+
+
+@pytest.fixture
 def narrow_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile no samplers wider than the few rows of a test. A prompt is scored in more launches then."""
     monkeypatch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)

@@ -1,13 +1,18 @@
-"""Programs of executors that tests share, so that equal ones are compiled once."""
+"""Programs of executors that tests share, so that equal ones are compiled once, and compiled when they are used."""
 
-from collections.abc import Callable, Hashable, Mapping
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import jax
+import pytest
 
-from orca_jax.exec.compile import compile_one
-from orca_jax.exec.programs import Programs
+from orca_jax.exec.compile import CompileCounter, compile_one
+from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.expected import LaunchTimes
+from orca_jax.exec.programs import ProgramName, Programs
 
 type Lower = Callable[..., jax.stages.Lowered]
 type Key = Callable[..., Hashable]
@@ -76,3 +81,42 @@ def _remember(lower: Lower, key: Key) -> Lower:
         return _Remembered(key(programs, *args), lambda: lower(programs, *args))
 
     return lower_once
+
+
+_here = threading.local()
+
+
+class _Late:
+    """A program that is traced and compiled at its first call."""
+
+    def __init__(self, lower: Callable[[], jax.stages.Lowered]) -> None:
+        self._lower = lower
+        self._program: jax.stages.Compiled | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._program is None:
+            _here.is_late = True
+            self._program = compile_one(self._lower(), {})
+            _here.is_late = False
+        return self._program(*args)
+
+
+@contextmanager
+def compiled_late() -> Iterator[None]:
+    """Trace and compile the programs of executors at their first launch, and measure nothing at start."""
+    counts = CompileCounter._counts_here  # of everything else
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Programs, "compile", _late_programs)
+        patch.setattr(JaxExecutor, "_warm_up", _measure_nothing)
+        patch.setattr(CompileCounter, "_counts_here", lambda own: counts(own) and not getattr(_here, "is_late", False))
+        yield
+
+
+def _late_programs(programs: Programs, *_: object) -> dict[ProgramName, _Late]:
+    return {name: _Late(lower) for name, lower in programs.lowerings().items()}
+
+
+def _measure_nothing(executor: JaxExecutor, _: object) -> LaunchTimes:
+    times = LaunchTimes()
+    times.measure_layers(executor.config.buckets[0], lambda: None, 1)
+    return times

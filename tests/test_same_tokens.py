@@ -22,7 +22,7 @@ REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 # For tests of tokens; `generate` and log probabilities are compared with the programs that users run.
 quick = pytest.mark.usefixtures("quick_compiles")
 few = pytest.mark.usefixtures("few_programs")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_when_used")
 SCHEDULERS: tuple[SchedulerName, ...] = ("orca", "request_level", "chunked")
 
 
@@ -129,7 +129,10 @@ def check_together(engine: Engine, jobs: Sequence[Job], answers: list[list[int]]
     assert run(engine, late) == answers, "joining while others run"
 
 
-@pytest.fixture(scope="module", params=eight_heads.CONFIGS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * name.startswith("gpt2")) for name in eight_heads.CONFIGS],
+)
 def of_eight_heads(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[Job], list[list[int]]]:

@@ -20,7 +20,7 @@ from tests.project.source import ROOT
 from tests.test_same_tokens import SCHEDULERS, Job, make_engine, run_updates
 
 CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
-pytestmark = pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
+pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 
 
 @cache

@@ -125,7 +125,7 @@ def test_few_launches_are_candidates_on_a_cpu() -> None:
     assert {192, 384, 512, 2048} < set(Budget(None, 64).sizes("gpu"))
 
 
-@pytest.mark.usefixtures("few_programs", "quick_compiles")
+@pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 @pytest.mark.parametrize(
     ("dtype", "multiplies", "pages"),
     [("bfloat16", True, "bfloat16"), ("bfloat16", False, "float32"), ("float16", True, "float32")],
@@ -174,7 +174,7 @@ def test_an_implementation_that_cannot_do_the_shapes_is_refused_before_compilati
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
+@pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 def test_reference_attention_serves_too(program_cache: str) -> None:
     settings = {"attention_implementation": "reference", "tensor_parallel_size": 1, "num_pages": 20, "page_size": 8}
     with build_engine(config(program_cache, **settings, max_num_seqs=2)) as built:

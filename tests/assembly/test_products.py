@@ -146,7 +146,7 @@ def run(program_cache: str, wanted: CpuProducts, **settings: Any) -> tuple[LLM, 
     return llm, [list(each.outputs[0].token_ids) for each in results]
 
 
-@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_once")
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 @pytest.mark.parametrize(("dtype", "devices"), [pytest.param("float32", 2, marks=pytest.mark.slow), ("bfloat16", 1)])
 def test_tokens_are_those_of_products_of_xla_under_every_schedule(
     dtype: DType, devices: int, program_cache: str
@@ -168,7 +168,7 @@ def test_tokens_are_those_of_products_of_xla_under_every_schedule(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_once")
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_tokens_of_a_gguf_file_are_those_of_its_dequantised_matrices(
     devices: int, tmp_path: Path, program_cache: str
@@ -186,7 +186,7 @@ def test_tokens_of_a_gguf_file_are_those_of_its_dequantised_matrices(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_once")
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_tokens_of_few_bits_are_those_of_xla(kind: Quantization, devices: int, program_cache: str) -> None:

@@ -43,6 +43,12 @@ BODIES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes compile without most of LLVM's work."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
 def outcome_of(body: str, **changes: Any) -> Outcome:
     command = sys.executable, "-c", PROCESS.format(body=body)
     return try_implementations(dataclasses.replace(TRIAL, **changes), None, command)

@@ -54,7 +54,7 @@ def tokens_of(served: Hosts, model: str = DEVICE_MODEL, *, cached: int | None = 
 @pytest.mark.parametrize(
     "stages", [pytest.param(1, id="tensor"), pytest.param(2, id="pipeline", marks=pytest.mark.slow)]
 )
-@pytest.mark.usefixtures("few_programs", "quick_compiles")
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 def test_two_processes(stages: int, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share each layer, or have half of the layers each. In a pipeline only the leader has tokens."""
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -13,7 +13,7 @@ TOLERANCE = 2e-5
 EXPECTED = np.load(FIXTURES / "embeddings.npz")
 NAMES = sorted({key.partition("/")[0] for key in EXPECTED})
 
-pytestmark = pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
+pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 
 
 def engine(name: str, cache: str, **settings: Any) -> LLM:

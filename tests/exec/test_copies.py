@@ -16,7 +16,7 @@ from tests.exec.test_groups import PAGE_SIZE, Host, executor_of, slow
 from tests.sampling import GREEDY
 
 few = pytest.mark.usefixtures("few_programs", "quick_compiles")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_when_used")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])

@@ -206,6 +206,7 @@ def test_scores_are_those_of_generation_however_the_prompt_is_cut(executor: JaxE
     check_close(scored(executor, sorted(cuts)), step_by_step(executor))
 
 
+@pytest.mark.usefixtures("few_programs", "quick_compiles")
 @pytest.mark.parametrize(
     ("devices", "buckets"), [(1, (1, 4)), pytest.param(1, (100,), marks=pytest.mark.slow), (4, (4, 8))]
 )
@@ -214,11 +215,7 @@ def test_scores_depend_on_neither_buckets_nor_devices(
     devices: int,
     buckets: tuple[int, ...],
     program_cache: str,
-    request: pytest.FixtureRequest,
 ) -> None:
-    if devices > 1:
-        request.getfixturevalue("few_programs")
-        request.getfixturevalue("quick_compiles")
     other = make_executor(program_cache, devices, buckets)
     check_close(scored(other, [5]), scored(executor, []))
     check_close(step_by_step(other), scored(executor, []))
@@ -248,6 +245,7 @@ FEATURES: dict[str, RowSampling] = {
 }
 
 
+@pytest.mark.usefixtures("few_programs", "quick_compiles")
 def test_no_feature_compiles_anything_while_serving(program_cache: str) -> None:
     """A strict executor raises at the first compilation: with few rows and many, alone and beside a plain row."""
     executor = make_executor(program_cache, buckets=(100,), strict=True)

@@ -24,7 +24,7 @@ from tests.sampling import GREEDY
 
 PAGE_SIZE, LENGTH, ROWS = 4, 64, 3
 few = pytest.mark.usefixtures("few_programs", "quick_compiles")
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_when_used")
 
 
 class Host:

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -24,6 +25,7 @@ from orca_jax.model import transformer
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
+from tests.covering import covering
 from tests.exec.best_fit import BestFit, OutOfMemory
 from tests.project.source import ROOT
 
@@ -111,9 +113,11 @@ def allocate_pages(memory: BestFit, model: ModelConfig, config: CacheConfig, wor
         memory.allocate(size)
 
 
-@pytest.mark.parametrize(("source", "temporary"), [("files", 0), *(("random", size) for size in TEMPORARY)])
-@pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "card", "source", "temporary"),
+    covering([(*case, "files", 0) for case in product(MODELS, CARDS)])
+    + covering([(*case, "random", size) for *case, size in product(MODELS, CARDS, TEMPORARY)]),
+)
 def test_the_engine_allocates_its_pages(
     name: str,
     card: str,
@@ -139,9 +143,7 @@ def test_the_engine_allocates_its_pages(
     assert weights is not None, "held until here"
 
 
-@pytest.mark.parametrize("temporary", TEMPORARY)
-@pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "card", "temporary"), covering(product(MODELS, CARDS, TEMPORARY)))
 def test_the_check_of_a_device_allocates_its_pages(
     name: str,
     card: str,

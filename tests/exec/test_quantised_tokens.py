@@ -6,7 +6,7 @@ import pytest
 
 from tests.test_same_tokens import GPT2, LLAMA, SCHEDULERS, check_together, few, greedy_jobs, make_engine, quick, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once"), few, quick]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_when_used"), few, quick]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "int8": (GPT2, {"quantization": "int8", "kv_cache_dtype": "int8"}),
     "int4": (LLAMA, {"quantization": "int4", "kv_cache_dtype": "fp8"}),

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product as product_of
 from pathlib import Path
 from typing import Any, get_args
 
@@ -39,6 +40,7 @@ from orca_jax.model.quantise import (
 )
 from orca_jax.model.shards import fill
 from orca_jax.model.transformer import Decoder
+from tests.covering import covering
 from tests.model import eight_heads
 from tests.model.orbax import CONFIG
 from tests.model.reference import REFERENCE, logits, mesh_of
@@ -84,8 +86,7 @@ def test_zeros_stay_zeros(kind: Quantization) -> None:
     assert not numbers(stored, kind).any() and np.isfinite(np.asarray(stored.scale)).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), covering(product_of(KINDS, ("float32", "bfloat16")), size=1))
 def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> None:
     """Two devices with 200 inputs each: a whole block and a rest, and groups of 16 inputs on the edge of a device."""
     given = weight(400)
@@ -117,23 +118,23 @@ def load(directory: Path, kind: Quantization, devices: int) -> Decoder:
     return load_decoder(directory, dtype="float32", mesh=mesh_of(devices), config=config)
 
 
+@pytest.mark.parametrize("devices", [4, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", MOSTLY_SLOW)
-def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization) -> None:
+def test_tokens_do_not_depend_on_the_mesh(plain: Path, kind: Quantization, devices: int) -> None:
     """Of two key/value heads, four devices hold copies. Values are those of whole columns."""
     ids = np.random.default_rng(1).integers(0, 300, 40)
     whole = load(plain, kind, 1)
     wanted, flat = logits(whole, ids), flat_parameters(nnx.state(whole))
     unquantised = logits(load_decoder(plain, dtype="float32", mesh=mesh_of(1)), ids)
     assert 0 < np.abs(wanted - unquantised).max() < 2 * np.abs(unquantised).max()
-    for devices in (2, 4):
-        decoder = load(plain, kind, devices)
-        found = logits(decoder, ids)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
-        assert (found.argmax(axis=1) == wanted.argmax(axis=1)).all()
-        for path, value in flat_parameters(nnx.state(decoder)).items():
-            if ".key." not in path and ".value." not in path:
-                rows = stored_shape(path, value.shape, decoder.config)[0]
-                np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(flat[path])[:rows], err_msg=path)
+    decoder = load(plain, kind, devices)
+    found = logits(decoder, ids)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+    assert (found.argmax(axis=1) == wanted.argmax(axis=1)).all()
+    for path, value in flat_parameters(nnx.state(decoder)).items():
+        if ".key." not in path and ".value." not in path:
+            rows = stored_shape(path, value.shape, decoder.config)[0]
+            np.testing.assert_array_equal(np.asarray(value)[:rows], np.asarray(flat[path])[:rows], err_msg=path)
 
 
 def test_plain_weights_are_freed_while_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Submit, abort, step, preempt and reuse in any order: pool and KV manager stay consistent."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -107,5 +108,12 @@ class Machine(RuleBasedStateMachine):
         return [request for request in self.lab.pool.running.values() if request.finish_reason is None]
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=110, stateful_step_count=100, deadline=None)  # more than 10,000 steps
+class TestMachine(Machine.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(max_examples=30, stateful_step_count=100, deadline=None)
+
+
+@pytest.mark.slow
+class TestMachineForLong(Machine.TestCase):  # type: ignore[misc, valid-type]
+    """More than 10,000 steps."""
+
+    settings = settings(max_examples=110, stateful_step_count=100, deadline=None)

@@ -10,7 +10,7 @@ from orca_jax.sched.drafts.gain import IterationTimes
 from orca_jax.sched.drafts.scheduler import SpeculativeScheduler
 from tests.test_same_tokens import GPT2, LLAMA, REFERENCE, Job, few, greedy_jobs, make_engine, quick, run, slow
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_when_used")
 
 SPECULATIVE = (
     SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),

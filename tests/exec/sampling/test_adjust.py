@@ -174,9 +174,12 @@ def sampling(devices: int = 1):
 
 
 def draw(logits: NDArray[np.float32], rows: Sequence[Row], wanted: SamplingParameters, devices: int = 1) -> Drawn:
-    context = context_of(rows)
-    drawn = sampling(devices)(jnp.asarray(logits), wanted, extras_of(rows), context, masks_of(rows))
-    return jax.tree.map(np.asarray, drawn)
+    """The draws of rows; few of them get padding, so that tests share the program of as many rows as the table has."""
+    count, padding = len(rows), max(0, len(TABLE) - len(rows))
+    rows = [*rows, *[Row()] * padding]
+    padded = [jnp.asarray(np.pad(each, [(0, padding)] + [(0, 0)] * (each.ndim - 1))) for each in (logits, *wanted)]
+    values = padded[0], SamplingParameters(*padded[1:]), extras_of(rows), context_of(rows), masks_of(rows)
+    return jax.tree.map(lambda part: np.asarray(part)[:count], sampling(devices)(*values))
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])

@@ -11,6 +11,7 @@ from orca_jax.request import MAX_LOGPROBS
 from tests.exec.sampling.test_adjust import COLUMNS, VOCAB, Row, draw, parameters, some_logits
 
 WIDTH = 6
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -24,7 +25,7 @@ def reader(drawn: Drawn) -> LogprobReader:
     return LogprobReader(drawn.top, VOCAB)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("devices", [1, 4, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_changes_of_the_draw_do_not_change_log_probabilities(devices: int, temperature: float) -> None:
     logits = some_logits(6, WIDTH) * 3

@@ -13,8 +13,10 @@ from orca_jax.kernels import native as api
 from orca_jax.kernels.native import FewBits, Library, library
 from orca_jax.kernels.native.few_bits import shifts
 from orca_jax.processor import all_cpu_flags
+from tests.covering import covering
 from tests.kernels.native.machine import library_of, needs_library
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # for all but the library
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover")
 FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
 FORMS = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "16 bits"])
@@ -104,10 +106,12 @@ def test_the_shapes_of_the_library() -> None:
     assert api.pack_bits(matrix(512, 4, 256, 8), 4).scales.shape == (1, 4, 4)
 
 
+SHAPES = ((32, 4), (64, 4), (128, 4), (None, 4), (32, 5), (64, 6), (32, 8), (64, 8), (128, 8), (None, 8))
+
+
 @needs_library
-@FORMS
 @pytest.mark.parametrize(
-    ("group", "bits"), [(32, 4), (64, 4), (128, 4), (None, 4), (32, 5), (64, 6), (32, 8), (64, 8), (128, 8), (None, 8)]
+    ("group", "bits", "dtype"), covering([(*shape, dtype) for shape in SHAPES for dtype in (FLOAT32, BFLOAT16)])
 )
 def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
     """All numbers of rows have one program each, and share the matrix. Blocks are an odd number."""

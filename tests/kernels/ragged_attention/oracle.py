@@ -1,11 +1,14 @@
-"""Cases of increments, and the output of the oracle for a case."""
+"""Cases of increments, and attention by its definition."""
 
+from bisect import bisect
+from collections.abc import Hashable
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from orca_jax.kernels.kv_pages import HeadMajorPages
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Arrays, Case, make_arrays
 
@@ -23,6 +26,17 @@ INCREMENTS = [
 ]
 
 
+def aspects(case: Case) -> tuple[Hashable, ...]:
+    """What an implementation may treat apart: the default run shows each value in some case."""
+    longest = bisect(LENGTHS, max(count for count, _ in case.requests))
+    types, sizes = (case.dtype, case.page_dtype), (case.head_dim, case.page_size, case.padding_tokens > 0)
+    scores = case.sliding_window is not None, case.soft_cap is not None, case.has_sinks, np.isinf(case.filler)
+    return (*types, *sizes, *scores, case.num_heads // case.num_kv_heads, longest)
+
+
+LENGTHS = (2, 17, 129)  # the least of chunks of one short block, of several, and of a long one
+
+
 def run(arrays: Arrays, case: Case, implementation: str) -> np.ndarray:
     args = jax.tree.map(jnp.asarray, arrays)
     attend = jax.jit(lambda a: ragged_attention(*a, case.scores, implementation=implementation))
@@ -31,10 +45,37 @@ def run(arrays: Arrays, case: Case, implementation: str) -> np.ndarray:
 
 @cache
 def reference(case: Case) -> np.ndarray:
-    """The output of the oracle for a case with seed 1, to compare other backends with. It may run slowly."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        return run(make_arrays(case, seed=1), case, "reference").astype(np.float32)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
+    """The attention of a case with seed 1, to compare backends with. Padding has zeros."""
+    return numpy_attention(case, make_arrays(case, seed=1)).astype(np.float32)
+
+
+def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
+    """Attention by its definition: each query separately, in float64, without a compiled program."""
+    out = np.zeros(arrays.q.shape)
+    assert isinstance(arrays.pages, HeadMajorPages)
+    scales = arrays.pages.k_scale, arrays.pages.v_scale
+    sinks = None if case.scores.sinks is None else np.asarray(case.scores.sinks, np.float64)
+    for row, (count, context) in enumerate(case.requests):
+        k, v = (
+            np.concatenate([_page(pool, scale, page) for page in arrays.requests.page_table[row]])
+            for pool, scale in zip(arrays.pages[:2], scales, strict=True)
+        )
+        for i in range(count):
+            token = arrays.requests.query_start[row] + i
+            end = context - count + i + 1
+            begin = 0 if case.sliding_window is None else max(0, end - case.sliding_window)
+            for head in range(case.num_heads):
+                kv_head = head * case.num_kv_heads // case.num_heads
+                scores = k[begin:end, kv_head] @ arrays.q[token, head].astype(np.float64) * 0.25
+                if case.soft_cap is not None:
+                    scores = case.soft_cap * np.tanh(scores / case.soft_cap)
+                weights = np.exp(scores - scores.max())
+                extra = 0.0 if sinks is None else np.exp(sinks[head] - scores.max())
+                out[token, head] = weights @ v[begin:end, kv_head] / (weights.sum() + extra)
+    return out
+
+
+def _page(pool: np.ndarray, scale: np.ndarray | None, page: int) -> np.ndarray:
+    values = pool[page].view(jnp.float8_e4m3fn) if pool.dtype == np.uint8 else pool[page]
+    tokens = values.transpose(2, 0, 1).astype(np.float64)
+    return tokens if scale is None else tokens * scale[page].T[..., None]

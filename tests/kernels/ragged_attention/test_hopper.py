@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from orca_jax.kernels.ragged_attention import Scores, implementations, ragged_attention, triton
+from orca_jax.kernels.ragged_attention import Scores, implementations, triton
 from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
 from orca_jax.kernels.ragged_attention.hopper import attention
 from orca_jax.kernels.ragged_attention.hopper.attention import HEAD_DIMS, PAGE_SIZES, ragged_attention_gpu
 from tests.aot.ptx import TENSOR_ALIGNMENT
+from tests.kernels.ragged_attention.oracle import reference
 
 MIXED = Case(
     "both phases, a window and a cap",
@@ -34,12 +35,11 @@ def fit(case: Case) -> Case:
 
 def check(case: Case) -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
-    expected = ragged_attention(*arrays, case.scores, implementation="reference")
     interpret = plgpu.InterpretGPUParams()
     attend = jax.jit(lambda a: ragged_attention_gpu(*a, case.scores, multiprocessors=1, interpret=interpret))
     actual = np.asarray(attend(arrays), np.float32)
     used = sum(count for count, _ in case.requests)
-    np.testing.assert_allclose(actual[:used], np.asarray(expected, np.float32)[:used], rtol=1e-5, atol=case.tolerance)
+    np.testing.assert_allclose(actual[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(actual).all()
 
 

@@ -2,7 +2,7 @@
 
 import ctypes
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,9 @@ from orca_jax.kernels.native import library
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, native, ragged_attention
 from orca_jax.kernels.ragged_attention.api import choose_backend
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
+from tests.covering import covering
 from tests.kernels.native.machine import library_of, needs_library
-from tests.kernels.ragged_attention.oracle import INCREMENTS, reference, run
+from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, reference, run
 
 PAGES = 16  # tokens: the smallest page of the library on every processor
 FITTED = [replace(case, page_size=max(case.page_size, PAGES)) for case in (*CASES, *INCREMENTS)]
@@ -39,7 +40,7 @@ OTHERS = [
 
 @needs_library
 @pytest.mark.usefixtures("quick_compiles")  # for all but the library
-@pytest.mark.parametrize("case", READ + OTHERS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", covering(READ + OTHERS, aspects, size=1), ids=lambda case: case.name)
 def test_native_equals_the_reference(case: Case) -> None:
     arrays = make_arrays(case, seed=1)
     used = int(arrays.requests.query_len.sum())
@@ -48,9 +49,14 @@ def test_native_equals_the_reference(case: Case) -> None:
     assert np.isfinite(found).all(), "padding must stay finite, since it flows through the other layers"
 
 
+def what_a_write_sees(case: Case) -> tuple[Hashable, ...]:
+    chunks, padding = any(count > 1 for count, _ in case.requests), case.padding_tokens > 0
+    return case.dtype, case.head_dim, case.page_size, case.num_heads // case.num_kv_heads, chunks, padding
+
+
 @needs_library
 @pytest.mark.usefixtures("quick_compiles")  # for all but the library
-@pytest.mark.parametrize("case", READ + OTHERS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", covering(READ + OTHERS, what_a_write_sees, size=1), ids=lambda case: case.name)
 def test_new_tokens_are_written(case: Case) -> None:
     """Outputs and pages are those of a write by XLA and then attention; all other slots keep their bits."""
     q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))

@@ -4,6 +4,7 @@ Kernels of accelerators have their own test files, which run them in interpreter
 """
 
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, gather, ragged_attention, xla
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
-from tests.kernels.ragged_attention.oracle import INCREMENTS, reference, run
+from tests.covering import covering
+from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, numpy_attention, reference, run
 
 PACKED = [case for case in CASES if case.name in ("increments and chunks with padding", "sliding window", "int8 pages")]
 COMPARED: list[tuple[PageLayout, Case]] = [("head_major", case) for case in CASES] + [
@@ -22,47 +24,31 @@ COMPARED: list[tuple[PageLayout, Case]] = [("head_major", case) for case in CASE
 ]
 
 
-def numpy_attention(case: Case, arrays: Arrays) -> np.ndarray:
-    """Attention by its definition: each query separately, in float64."""
-    out = np.zeros(arrays.q.shape)
-    assert isinstance(arrays.pages, HeadMajorPages)
-    scales = arrays.pages.k_scale, arrays.pages.v_scale
-    for row, (count, context) in enumerate(case.requests):
-        k, v = (
-            np.concatenate([_page(pool, scale, page) for page in arrays.requests.page_table[row]])
-            for pool, scale in zip(arrays.pages[:2], scales, strict=True)
-        )
-        for i in range(count):
-            token = arrays.requests.query_start[row] + i
-            end = context - count + i + 1
-            begin = 0 if case.sliding_window is None else max(0, end - case.sliding_window)
-            for head in range(case.num_heads):
-                kv_head = head * case.num_kv_heads // case.num_heads
-                scores = k[begin:end, kv_head] @ arrays.q[token, head].astype(np.float64) * 0.25
-                if case.soft_cap is not None:
-                    scores = case.soft_cap * np.tanh(scores / case.soft_cap)
-                weights = np.exp(scores - scores.max())
-                sinks = case.scores.sinks
-                extra = 0.0 if sinks is None else np.exp(float(sinks[head]) - scores.max())
-                out[token, head] = weights @ v[begin:end, kv_head] / (weights.sum() + extra)
-    return out
-
-
-def _page(pool: np.ndarray, scale: np.ndarray | None, page: int) -> np.ndarray:
-    values = pool[page].view(jnp.float8_e4m3fn) if pool.dtype == np.uint8 else pool[page]
-    tokens = values.transpose(2, 0, 1).astype(np.float64)
-    return tokens if scale is None else tokens * scale[page].T[..., None]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.usefixtures("quick_compiles")
+@pytest.mark.parametrize("case", covering(CASES, aspects, size=1), ids=lambda case: case.name)
 def test_reference_is_attention(case: Case) -> None:
-    expected = numpy_attention(case, make_arrays(case, seed=1))
     used = sum(count for count, _ in case.requests)
-    np.testing.assert_allclose(reference(case)[:used], expected[:used], rtol=1e-5, atol=case.tolerance)
+    found = run(make_arrays(case, seed=1), case, "reference").astype(np.float32)
+    np.testing.assert_allclose(found[:used], reference(case)[:used], rtol=1e-5, atol=case.tolerance)
 
 
-@pytest.mark.parametrize(("layout", "case"), COMPARED, ids=lambda x: x.name if isinstance(x, Case) else x)
+@pytest.mark.usefixtures("quick_compiles")
+@pytest.mark.parametrize(
+    ("layout", "case"),
+    covering(COMPARED, lambda pair: (pair[0], *aspects(pair[1])), size=1),
+    ids=lambda x: x.name if isinstance(x, Case) else x,
+)
 def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
+    check_xla(case, layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "case"), COMPARED, ids=lambda x: x.name if isinstance(x, Case) else x)
+def test_the_programs_that_users_run_equal_the_reference(case: Case, layout: PageLayout) -> None:
+    check_xla(case, layout)
+
+
+def check_xla(case: Case, layout: PageLayout) -> None:
     arrays = make_arrays(case, seed=1, layout=layout)
     used = int(arrays.requests.query_len.sum())
     actual = run(arrays, case, "xla").astype(np.float32)
@@ -78,8 +64,11 @@ WITHOUT_VALUES = [
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("implementation", ["xla", "gather", "reference"])
-@pytest.mark.parametrize("case", WITHOUT_VALUES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "implementation"),
+    covering(product(WITHOUT_VALUES, ("xla", "gather", "reference")), size=1),
+    ids=lambda x: x.name if isinstance(x, Case) else x,
+)
 def test_keys_are_the_values_of_pages_without_values(case: Case, implementation: str) -> None:
     arrays = make_arrays(case, seed=1)
     assert isinstance(arrays.pages, HeadMajorPages)
@@ -87,7 +76,7 @@ def test_keys_are_the_values_of_pages_without_values(case: Case, implementation:
     both = arrays.pages._replace(v=one.k, v_scale=one.k_scale)
     used = int(arrays.requests.query_len.sum())
     found = run(arrays._replace(pages=one), case, implementation).astype(np.float32)
-    expected = run(arrays._replace(pages=both), case, "reference").astype(np.float32)
+    expected = numpy_attention(case, arrays._replace(pages=both))
     np.testing.assert_allclose(found[:used], expected[:used], rtol=1e-5, atol=case.tolerance)
     assert np.isfinite(found).all()
 
@@ -101,6 +90,7 @@ PRODUCTS = [
 ]
 
 
+@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("case", INCREMENTS + PRODUCTS, ids=lambda case: case.name)
 def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over parts of a page, or matrix products where these are faster."""
@@ -115,8 +105,10 @@ def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("name", ["sliding window", "window within a page"])
-@pytest.mark.parametrize("implementation", ["xla", "gather", "reference"])
+@pytest.mark.parametrize(
+    ("implementation", "name"),
+    covering(product(("xla", "gather", "reference"), ("sliding window", "window within a page")), size=1),
+)
 def test_layers_with_several_windows_share_a_program(implementation: str, name: str) -> None:
     case = next(case for case in (*CASES, *INCREMENTS) if case.name == name)
     attend = jax.jit(lambda a, scores: ragged_attention(*a, scores, implementation=implementation))

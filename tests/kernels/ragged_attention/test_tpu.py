@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.ragged_attention import NO_WINDOW, Scores, implementations, ragged_attention
+from orca_jax.kernels.ragged_attention import NO_WINDOW, Scores, implementations
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, read_table, rule, write_table
 from orca_jax.kernels.ragged_attention.tpu.shape import TpuShape
 from orca_jax.kernels.ragged_attention.tpu.walk import RowScalars
+from tests.kernels.ragged_attention.oracle import reference
 from tests.kernels.strictly import strictly
 
 BY_NAME = {case.name: case for case in CASES}
@@ -21,11 +22,6 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels ar
 TINY = BlockSizes(
     increment_rows=2, query_block=16, fetch_pages=2, compute_pages=1, whole_pages=2
 )  # many steps from few tokens
-
-
-def reference(case: Case) -> np.ndarray:
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
-    return np.asarray(ragged_attention(*arrays, case.scores, implementation="reference"), np.float32)
 
 
 def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:

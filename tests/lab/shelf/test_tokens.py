@@ -27,7 +27,7 @@ def test_every_policy_is_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
+@pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 @pytest.mark.parametrize("name", CLASSES)
 def test_equal_tokens_of_a_burst(name: str, program_cache: str) -> None:
     """Eight requests in a few steps, two in an iteration and four with rows; all fit into 1,024 tokens."""

@@ -39,6 +39,7 @@ def shapes(devices: int, library: Library = WIDE) -> nnx.State:
     return nnx.state(decoder)
 
 
+@cache
 def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
     decoder = random_decoder(model(), dtype=dtype, mesh=mesh_of(devices))
     library = library_of(dtype) if is_packed else None

@@ -21,6 +21,7 @@ from tests.model.recorded.configs.mixtures import MIXTURES
 from tests.model.recorded.record import PLACES, PROMPT, Recorded, load, names
 from tests.model.reference import dense_attention, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # each operation is a program of its own
 MUTATED = 1e-2
 COMPILED = MIXTURES.keys() - {"glm4_moe"}  # experts run in a loop
 CLOSE = 2e-5  # of the largest log probability

@@ -17,7 +17,7 @@ from tests.exec.test_groups import PAGE_SIZE, ROWS
 from tests.model.states.hybrids import NEW, VOCAB
 from tests.model.states.test_launches import LENGTH, NUM_STATES, executor_of, poisoned, record
 
-pytestmark = [pytest.mark.usefixtures("compiled_once", "few_programs"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("compiled_when_used", "few_programs"), pytest.mark.slow]
 MOST_PAGES = 14  # of each group, for one and a half of the longest requests
 
 

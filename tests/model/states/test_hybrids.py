@@ -33,10 +33,14 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 CLOSE, MUTATED = 2e-5, 1e-2  # largest difference of log probabilities, and least one of a broken model
 QUICK = ("lfm3-0", "minimax-2", "youtu-0", "qwen3_next-1", "qwen3_5_text-1", "bamba-1")
-WITH_ALL_PARTS = ("youtu-0", "qwen3_next-1", "bamba-1", "qwen3_5_text-1")
-SLOW_PARTS = ("falcon_h1-0", "qwen3_5_moe_text-1", "granitemoehybrid-0", "nemotron_h-0", "lfm2_moe-2", "deepseek_v3-0")
+WITH_ALL_PARTS = ("youtu-0", "qwen3_next-1", "bamba-1")
+SLOW_PARTS = (
+    *("falcon_h1-0", "qwen3_5_text-1", "qwen3_5_moe_text-1", "granitemoehybrid-0", "nemotron_h-0", "lfm2_moe-2"),
+    "deepseek_v3-0",
+)
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
-ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
+DEFAULT = set(QUICK) - {"qwen3_5_text-1"}  # its layers are nearly those of qwen3_next
+ALL = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in NAMES]
 
 # Tokens of each request in each launch, until all prompts and their answers are done.
 LAUNCHES = (

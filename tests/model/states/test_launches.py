@@ -31,7 +31,7 @@ from tests.project.source import ROOT
 from tests.sampling import GREEDY
 
 LENGTH, NUM_STATES, CLOSE, MUTATED = 64, 8, 2e-5, 1e-2
-pytestmark = pytest.mark.usefixtures("compiled_once", "few_programs")
+pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs")
 quick = pytest.mark.usefixtures("quick_compiles")
 
 

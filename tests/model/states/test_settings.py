@@ -22,7 +22,7 @@ from tests.model.states.hybrids import PROMPTS, config_of, layer_types, write
 from tests.test_same_tokens import make_engine, run_updates
 from tests.test_states import CLOSE, jobs_of, record
 
-pytestmark = pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
+pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 TARGETS = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"feed_forward.w{number}" for number in (1, 2, 3)))
 
 
