@@ -152,8 +152,13 @@ def test_tokens_show_their_alternatives_by_pointer_and_keyboard(shown: Shown, se
     shown.wait_for_answer()
     assert page.locator(".token").count() == 0
     shown.show_tokens()
+    page.set_viewport_size({"width": 390, "height": 520})
     page.locator(".token").nth(2).click()
     assert page.locator(".choices tr").count() >= 5 and page.locator(".choices .drawn").count() == 1
+    ends = [
+        page.locator(each).evaluate("one => one.getBoundingClientRect().bottom") for each in (".choices", "#messages")
+    ]
+    assert ends[0] <= ends[1] + 1, "the alternatives need a scroll"
     page.locator(".token").nth(2).click()
     assert page.locator(".choices").count() == 0
     page.locator(".token").first.focus()

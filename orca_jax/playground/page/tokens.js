@@ -90,7 +90,9 @@ function choose(body, span) {
   if (before) mark(before, false);
   if (before === span) return;
   mark(span, true);
-  body.after(element("div", { class: "choices", role: "status" }, ...span.tokens.map(table)));
+  const choices = element("div", { class: "choices", role: "status" }, ...span.tokens.map(table));
+  body.after(choices);
+  choices.scrollIntoView({ block: "nearest" });
 }
 
 function mark(span, isChosen) {
