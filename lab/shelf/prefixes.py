@@ -9,7 +9,7 @@ The paper measures a server on GPUs with prompts that are not published, so that
 compared: by the ratios of their 99th percentiles on the same requests, with 95 % intervals over five seeds.
 
 FCFS is behind both. LPM and k-LPM are equal here: all histories are of one length, so when the waiting requests of the
-users in the cache have run, the others match equally, and the oldest one is next under LPM too. Nobody starves, since
+users in the cache have run, the others match equally, and the oldest one is next under LPM too. No request starves:
 even the first user sends 4 requests each second, and the device serves 67 that match.
 """
 
