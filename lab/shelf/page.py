@@ -1,7 +1,7 @@
 """The page `docs/shelf.md`: the policies of the shelf, a picture, and the tables, from the recorded result."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ NOTES: Mapping[str, str] = {
 """What sets apart policies of one file."""
 COLORS: Mapping[str, float] = {"#9cd3f5": -0.22, "#2c8cc4": 0.0, "#004d7a": 0.22}
 """The levels, from light to dark, each with its place in a row."""
+LATENCIES = 7
+"""Columns of the first table of a level; the others are in a second one."""
 SOURCE = ".."  # from the page
 PICTURE = RESULT.parents[2] / "docs" / "shelf.svg"
 PICTURED = "p99_normalized_ms"
@@ -69,9 +71,15 @@ def tables() -> str:
         parts.append(f"## {LOADS[name]}\n")
         keys = [key for key in COLUMNS if key != "service_gap" or name != "agents"]
         for level, each in levels.items():
-            rows = [[f"`{policy}`", *[shown(figures[key]) for key in keys]] for policy, figures in each.items()]
-            parts += [f"{level} of the saturation:\n", table(["", *[COLUMNS[key] for key in keys]], rows)]
+            parts.append(f"{level} of the saturation:\n")
+            for part in (keys[:LATENCIES], keys[LATENCIES:]):
+                rows = [[f"`{policy}`", *[_unbroken(figures[key]) for key in part]] for policy, figures in each.items()]
+                parts.append(table(["", *[COLUMNS[key] for key in part]], rows))
     return "\n".join(parts)
+
+
+def _unbroken(values: Sequence[float]) -> str:
+    return shown(values).replace(" ", "\u00a0")
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:

@@ -145,4 +145,5 @@ def shown(values: Sequence[float]) -> str:
     """Mean and half the range, as far as digits mean something."""
     mean, half = mean_and_half(values)
     digits = max(0, 2 - math.floor(math.log10(mean))) if mean else 0
-    return f"{mean:,.{digits}f} ± {half:,.{digits}f}" if half else f"{mean:,.{digits}f}"
+    spread = f" ± {half:,.{digits}f}" if round(half, digits) else ""
+    return f"{mean:,.{digits}f}{spread}"
