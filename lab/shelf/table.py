@@ -55,11 +55,11 @@ PATIENCE, READING = 1.0, 4.8
 """A reader of the QoE expects the first token after so many seconds, and then so many tokens per second."""
 COLUMNS = {
     "requests_per_s": "requests/s",
-    "p50_ttft_ms": "TTFT, p50",
+    "p50_ttft_ms": "TTFT, ms: p50",
     "p99_ttft_ms": "p99",
-    "p50_gap_ms": "gap, p50",
+    "p50_gap_ms": "gap, ms: p50",
     "p99_gap_ms": "p99",
-    "p50_normalized_ms": "ms/token, p50",
+    "p50_normalized_ms": "ms/token: p50",
     "p99_normalized_ms": "p99",
     "jain": "Jain",
     "service_gap": "service gap",
