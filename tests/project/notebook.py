@@ -51,7 +51,14 @@ def tidy(notebook: Any) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             kept = [output for output in cell.outputs if output.get("name") != "stderr"]
-            cell.outputs = [_bare(output) for output in kept]
+            cell.outputs = _joined([_bare(output) for output in kept])
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+    """Make one output of the pieces of a stream."""
+    if len(outputs) > 1 and all(output.output_type == "stream" for output in outputs):
+        return [nbformat.v4.new_output("stream", name="stdout", text="".join(output.text for output in outputs))]
+    return outputs
 
 
 def _bare(output: Any) -> Any:
