@@ -1,6 +1,7 @@
 """The supported families of checkpoints."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from orca_jax.model.families.base import Family
 from orca_jax.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, YOUTU
@@ -20,6 +21,7 @@ from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from orca_jax.model.families.mixtral import MIXTRAL
 from orca_jax.model.families.mixtures.gpt_oss import GPT_OSS
+from orca_jax.model.families.mixtures.near_qwen import NEAR_QWEN
 from orca_jax.model.families.mixtures.other_sigmoid import OTHER_SIGMOID
 from orca_jax.model.families.mixtures.sigmoid import SIGMOID
 from orca_jax.model.families.mixtures.softmax import SOFTMAX
@@ -49,8 +51,9 @@ _WITH_EXPERTS = (
     GPT_OSS,
     *OTHER_SIGMOID,
     *GRANITES,
+    *NEAR_QWEN,
 )
-_WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
+_WITH_LATENTS = (YOUTU, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, replace(DEEPSEEK_V3, name="kimi_k2", models="Kimi K2"))
 _WITH_STATES = (LFM2, LFM2_MOE, LFM3, MINIMAX, QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT, BAMBA, FALCON_H1, NEMOTRON_H)
 
 _ALL = (

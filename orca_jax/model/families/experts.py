@@ -51,11 +51,18 @@ def expert_weights(key: str, names: tuple[str, str, str] = ("gate_proj", "up_pro
     return Weight(f"{key}.gate.weight", "blocks.mlp.router", transpose=True), *rows
 
 
-def joined_experts(gate_up: str, down: str, width: int) -> tuple[Weight, ...]:
-    """Rows for experts whose matrices are in two tensors of a layer, with these names. `width` is that of an expert."""
+def joined_experts(gate_up: str, down: str, width: int, *, transpose: bool = True) -> tuple[Weight, ...]:
+    """Rows for experts whose matrices are in two tensors of a layer.
+
+    Args:
+        gate_up: the name of the tensor with gates before the vectors beside them.
+        down: the name of the other one.
+        width: that of an expert.
+        transpose: True if matrices are [out, in], as in `Weight`.
+    """
     parts = (JoinedPart(index, (width, width)) for index in range(2))
     rows = [
-        Weight(f"{gate_up}[{{expert}}]", f"blocks.mlp.{ours}", transpose=True, part=part)
+        Weight(f"{gate_up}[{{expert}}]", f"blocks.mlp.{ours}", transpose=transpose, part=part)
         for ours, part in zip(("gate", "up"), parts, strict=True)
     ]
-    return *rows, Weight(f"{down}[{{expert}}]", "blocks.mlp.down", transpose=True)
+    return *rows, Weight(f"{down}[{{expert}}]", "blocks.mlp.down", transpose=transpose)

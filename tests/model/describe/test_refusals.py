@@ -202,7 +202,13 @@ COUNTS = {
     "shared_intermediate_size",
 }
 """Keys with a meaning of 0."""
-LISTS = ("attn_layer_indices", "full_attn_idxs", "moe_topk", "num_experts")  # may be a list of numbers
+LISTS = (
+    "attn_layer_indices",
+    "full_attn_idxs",
+    "mlp_only_layers",
+    "moe_topk",
+    "num_experts",
+)  # of numbers
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)

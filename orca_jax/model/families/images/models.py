@@ -1,11 +1,17 @@
 """The models for images and texts whose texts are those of a served family."""
 
+from dataclasses import replace
+
 from orca_jax.model.families.deepseek import DEEPSEEK_V3
 from orca_jax.model.families.dense.gemma4 import GEMMA4_TEXT
+from orca_jax.model.families.dense.pairs import COHERE2
+from orca_jax.model.families.dense.partly_rotated import EXAONE4
+from orca_jax.model.families.images.glm import GLM4V_MOE_TEXT, GLM4V_TEXT
 from orca_jax.model.families.images.qwen_vl import QWEN2_VL_TEXT, QWEN3_VL_TEXT
 from orca_jax.model.families.images.wrapped import wrapper
 from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL3, MISTRAL
+from orca_jax.model.families.mixtures.near_qwen import ARIA_TEXT
 from orca_jax.model.families.qwen import QWEN2, QWEN3
 from orca_jax.model.families.qwen_moe import QWEN3_MOE
 from orca_jax.model.families.states.lfm import LFM2
@@ -15,7 +21,13 @@ _TEXTS = {family.name: family for family in (LLAMA, MISTRAL, MINISTRAL3, QWEN2, 
 
 
 _KIMI = {"deepseek_v3": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3}  # the second name is that of published files
+_GLM = {"glm4v_text": GLM4V_TEXT, "glm4v_moe_text": GLM4V_MOE_TEXT}
+# Transformers' models for images and texts leave out the factor on logits.
+_COHERE = {"cohere2": replace(COHERE2, config_from_hf=lambda hf: replace(COHERE2.config_from_hf(hf), logit_scale=1.0))}
+_EXAONE = dict.fromkeys(("exaone4", "exaone4_5_text"), EXAONE4)  # the second name is that of older files
 _PROJECTION = frozenset({"projection_hidden_size", "projection_layer_norm_eps"})
+_ARIA = frozenset({"max_value_projector_patch_to_query_dict", "projector_patch_to_query_dict"})
+_OVIS = frozenset({"hidden_size", "vocab_size"})  # of the texts, beside `text_config`
 _LFM = frozenset({"projector_bias", "projector_hidden_size", "projector_use_layernorm", "tie_embedding"})
 
 
@@ -57,5 +69,15 @@ WRAPPERS = (
     wrapper("got_ocr2", "GOT-OCR 2", _names("GotOcr2"), _TEXTS, "qwen2", tied=True),
     wrapper("lfm2_vl", "LFM2-VL", _names("Lfm2Vl"), {"lfm2": LFM2}, "lfm2", tied=True, harmless=_LFM),
     wrapper("kimi_k25", "Kimi K2.5", _names("Kimi_K25"), _KIMI, "deepseek_v3", tied=True, harmless=_PROJECTION),
+    wrapper("cohere2_vision", "Command A Vision", _names("Cohere2Vision"), _COHERE, "cohere2", tied=True),
+    wrapper("aya_vision", "Aya Vision", _names("AyaVision"), _COHERE, "cohere2", tied=True),
+    wrapper("exaone4_5", "EXAONE 4.5", _names("Exaone4_5_"), _EXAONE, "exaone4", tied=False),
+    wrapper("glm4v", "GLM-4.1V", _names("Glm4v"), _GLM, "glm4v_text"),
+    wrapper("glm4v_moe", "GLM-4.5V", _names("Glm4vMoe"), _GLM, "glm4v_moe_text"),
+    wrapper("glm46v", "GLM-4.6V", _names("Glm46V"), _GLM, "glm4v_text", tied=False),
+    wrapper("aria", "Aria", _names("Aria"), {"aria_text": ARIA_TEXT}, "aria_text", tied=False, harmless=_ARIA),
+    wrapper("deepseek_vl", "DeepSeek-VL", _names("DeepseekVL"), _TEXTS, "llama", tied=True),
+    wrapper("ovis2", "Ovis2", _names("Ovis2"), _TEXTS, "qwen2", tied=True, harmless=_OVIS),
+    wrapper("video_llama_3", "VideoLLaMA 3", _names("VideoLlama3"), _TEXTS, "qwen2"),
     wrapper("lighton_ocr", "LightOnOCR", _names("LightOnOcr"), _TEXTS, "qwen3", tied=True),
 )

@@ -18,7 +18,7 @@ _OUTER = ("eos_token_id", "bos_token_id")
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.", "model.", "")
 _HEADS = ("language_model.lm_head.weight", "model.lm_head.weight")
 _PARTS = (
-    "audio_tower|connector|embed_tokens_extend|image_newline|image_tower|mlp1|mm_projector|multi_modal_projector|"
+    "aligner|audio_tower|connector|embed_tokens_extend|image_newline|image_tower|mlp1|mm_projector|multi_modal_projector|projector|"
     "video_tower|vision_embed_tokens|vision_encoder|vision_model|vision_projection|vision_tower|visual|visual_embeddings_table|"
     "vq_adaptor"
 )
@@ -35,6 +35,8 @@ HARMLESS = frozenset(
         "downsample_factor",
         "downsample_ratio",
         "eoi_token_index",
+        "image_end_token_id",
+        "image_start_token_id",
         "ignore_index",
         "image_grid_pinpoints",
         "image_seq_length",
@@ -51,7 +53,9 @@ HARMLESS = frozenset(
         "spatial_pool_mode",
         "spatial_pool_stride",
         "use_image_newline_parameter",
+        "video_end_token_id",
         "video_seq_length",
+        "video_start_token_id",
         "video_token_id",
         "video_token_index",
         "vision_aspect_ratio",

@@ -1,4 +1,4 @@
-"""Granite with experts, with a shared one beside them, and Granite 4, whose layers mostly have Mamba-2.
+"""Granite with experts, with a shared one beside them, with sinks, and Granite 4, whose layers mostly have Mamba-2.
 
 The matrices of all experts of a layer are in one tensor, those to the gate before those beside it. Without experts the
 shared one is the MLP.
@@ -11,11 +11,12 @@ from orca_jax.config import ModelConfig
 from orca_jax.layer_config import MixerName
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import JoinedPart, Weight
-from orca_jax.model.families.dense.near import LlamaShape, near_llama
+from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.dense.scaled import FACTORS, SIZES, granite_factors
 from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
 from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
-from orca_jax.model.families.values import HfConfig, get_count, get_int, refusal
+from orca_jax.model.families.values import HfConfig, get_count, get_int, is_number, refusal
+from orca_jax.model.families.windows import windows_of_pattern
 
 _MIXERS: dict[str, MixerName] = {
     "full_attention": "attention",
@@ -24,6 +25,7 @@ _MIXERS: dict[str, MixerName] = {
     "mamba": "mamba",
 }  # by the kind of a layer; two names are those of older files
 _POSITIONS = (None, "nope", "rope")
+_SINKS = Weight("layers.{layer}.self_attn.sinks", "blocks.attention.sinks")
 _KEYS = FACTORS | {"attention_bias", "num_experts_per_tok", "num_local_experts"}
 
 
@@ -58,6 +60,33 @@ def _hybrid(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
         "mamba": read_mamba(hf, config) if "mamba" in mixers else None,
         "rope_pattern": (hf.get("position_embedding_type") == "rope",),
     }
+
+
+def _with_sinks(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """The fields for sinks, windows and the positions of each layer; those of a kind have one base."""
+    windows = windows_of_pattern(hf, config.num_layers, config.max_positions, (False, True, True, True), 128)
+    fields = {**windows._asdict(), "attention_sinks": True}
+    bases = hf.get("layer_rope_theta")
+    if bases is None or config.rope is None:
+        return fields
+    if not isinstance(bases, list) or len(bases) != config.num_layers or not all(map(_is_base, bases)):
+        raise refusal("layer_rope_theta", f"must be a list of {config.num_layers} numbers, 0 or from 1 on", bases)
+    pattern, of_kinds = windows.window_pattern, []
+    for kind in (False, True):
+        found = {base for layer, base in enumerate(bases) if base and pattern[layer % len(pattern)] is kind}
+        if len(found) > 1:
+            raise refusal("layer_rope_theta", "must have one number for all layers of a type beside 0", bases)
+        of_kinds.append(replace(config.rope, theta=float(*found)) if found else config.rope)
+    return {
+        **fields,
+        "rope": of_kinds[0],
+        "windowed_rope": of_kinds[1],
+        "rope_pattern": tuple(base != 0 for base in bases),
+    }
+
+
+def _is_base(value: object) -> bool:
+    return is_number(value) and (value == 0 or 1 <= value <= 1e12)
 
 
 def _mlp_weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -115,4 +144,26 @@ GRANITEMOEHYBRID = near_llama(
     weights,
     harmless=HARMLESS | {"mamba_chunk_size"},
 )
-GRANITES = (GRANITEMOE, GRANITEMOESHARED, GRANITEMOEHYBRID)
+_OF_WINDOWS = frozenset({"layer_rope_theta", "layer_types", "sliding_window"})
+GRANITE_SWA = near_llama(
+    "granite_swa",
+    "Granite with windows",
+    "GraniteSWA",
+    LlamaShape(
+        {
+            "vocab_size": 100352,
+            "hidden_size": 2560,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 8192,
+        },
+        1e-5,
+        is_tied=True,
+    ),
+    lambda hf, config: {**biases(hf), **granite_factors(hf), **_with_sinks(hf, config)},
+    BIASES | FACTORS | _OF_WINDOWS,
+    lambda config: (*llama.weights(config), _SINKS),
+)
+GRANITES = (GRANITEMOE, GRANITEMOESHARED, GRANITEMOEHYBRID, GRANITE_SWA)

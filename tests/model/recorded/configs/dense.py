@@ -9,6 +9,7 @@ from tests.model.recorded.configs.sizes import (
     SLIDING,
     VOCAB,
     Config,
+    granite_windows,
     hunyuan,
     llama,
     rope,
@@ -159,6 +160,12 @@ def granite(draw: Random, number: int) -> Config:
     }
 
 
+def granite_swa(draw: Random, number: int) -> Config:
+    """Granite with windows and sinks."""
+    config = granite(draw, number) | {"mlp_bias": number == 1}
+    return config | granite_windows(number, config["num_hidden_layers"])
+
+
 def hyperclovax(draw: Random, number: int) -> Config:
     """HyperCLOVA X."""
     config = granite(draw, number) | {"use_post_norm": number % 3 != 1, "head_dim": draw.choice((4, 8))}
@@ -297,6 +304,7 @@ DENSE: dict[str, Callable[[Random, int], Config]] = {
         vaultgemma,
         ministral3,
         granite,
+        granite_swa,
         hyperclovax,
         arcee,
         nemotron,

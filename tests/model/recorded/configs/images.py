@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from random import Random
 
+from tests.model.recorded.configs.dense import cohere2, exaone4
+from tests.model.recorded.configs.mixtures import aria_text, glm4_moe
 from tests.model.recorded.configs.sizes import Config, llama, rope, theta, without
 
 _CLIP = {
@@ -30,7 +32,35 @@ _QWEN_VISION = {
     "deepstack_visual_indexes": [0],
 }
 _PIXTRAL = without(_CLIP, "projection_dim", "vocab_size") | {"model_type": "pixtral", "head_dim": 8}
+_GLM_VISION = {
+    "depth": 1,
+    "hidden_size": 8,
+    "num_heads": 1,
+    "image_size": 8,
+    "patch_size": 4,
+    "intermediate_size": 8,
+}
 _VISIONS = {
+    "cohere2_vision": _SIGLIP,
+    "aya_vision": _SIGLIP,
+    "deepseek_vl": _SIGLIP,
+    "exaone4_5": _QWEN_VISION | {"num_key_value_heads": 1},
+    "ovis2": {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 16,
+        "patch_size": 8,
+        "vocab_size": 8,
+    },
+    "video_llama_3": {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "patch_size": 8,
+    },
     "llava": _CLIP,
     "llava_next": _CLIP,
     "llava_next_video": _CLIP,
@@ -75,6 +105,8 @@ def _wrapped(family: str, kinds: tuple[str, ...], places: tuple[str, ...] = ("ou
         inner = text(draw, number, kinds[number % len(kinds)])
         tied = inner.pop("tie_word_embeddings")
         outer: Config = {"text_config": inner, "vision_config": dict(_VISIONS[family])}
+        if family == "ovis2":
+            outer |= {key: inner[key] for key in ("hidden_size", "vocab_size")}
         for place, values in {"outer": outer, "inner": inner}.items():
             if place in places:
                 values["tie_word_embeddings"] = tied
@@ -107,10 +139,65 @@ def qwen3_vl(draw: Random, number: int) -> Config:
     return {"text_config": inner, "vision_config": vision, "tie_word_embeddings": draw.random() < 0.5}
 
 
+def _sections(draw: Random) -> Config:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta(draw), "mrope_section": [1, 1, 0]}}
+
+
+def glm4v(draw: Random, number: int) -> Config:
+    """GLM-4.1V: half of each head is rotated."""
+    inner = without(llama(draw, number), "head_dim", "tie_word_embeddings") | _sections(draw)
+    inner |= {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "model_type": "glm4v_text"}
+    inner["rope_parameters"] |= {"partial_rotary_factor": 0.5}
+    vision = _GLM_VISION | {"out_hidden_size": 32}
+    return {"text_config": inner, "vision_config": vision, "tie_word_embeddings": number == 1}
+
+
+def glm46v(draw: Random, number: int) -> Config:
+    """GLM-4.6V, with the part for images of GLM-4.1V."""
+    config = glm4v(draw, number)
+    return config | {"vision_config": config["vision_config"] | {"model_type": "glm4v_vision"}}
+
+
+def glm4v_moe(draw: Random, number: int) -> Config:
+    """GLM-4.5V."""
+    inner = without(glm4_moe(draw, number), "use_qk_norm", "rope_theta", "partial_rotary_factor", "tie_word_embeddings")
+    inner |= _sections(draw)
+    inner["rope_parameters"] |= {"partial_rotary_factor": 0.5}
+    vision = _GLM_VISION | {"out_hidden_size": inner["hidden_size"]}
+    return {"text_config": inner, "vision_config": vision, "tie_word_embeddings": number == 1}
+
+
+def aria(draw: Random, number: int) -> Config:
+    """Aria."""
+    inner = without(aria_text(draw, number), "tie_word_embeddings") | {"model_type": "aria_text"}
+    vision = without(_SIGLIP, "model_type") | {"model_type": "idefics3_vision"}
+    return {"text_config": inner, "vision_config": vision, "projector_patch_to_query_dict": {"4": 2}}
+
+
+def cohere2_vision(draw: Random, number: int) -> Config:
+    """Command A Vision and Aya Vision."""
+    inner = cohere2(draw, number) | {"model_type": "cohere2"}
+    return {"text_config": without(inner, "tie_word_embeddings"), "vision_config": dict(_SIGLIP)}
+
+
+def exaone4_5(draw: Random, number: int) -> Config:
+    """EXAONE 4.5."""
+    inner = without(exaone4(draw, number), "tie_word_embeddings", "sliding_window_pattern") | {"model_type": "exaone4"}
+    vision = _VISIONS["exaone4_5"] | {"out_hidden_size": inner["hidden_size"]}
+    return {"text_config": inner, "vision_config": vision, "tie_word_embeddings": number == 1}
+
+
 IMAGES: dict[str, Callable[[Random, int], Config]] = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_vl,
     "qwen3_vl": qwen3_vl,
+    "glm4v": glm4v,
+    "glm4v_moe": glm4v_moe,
+    "glm46v": glm46v,
+    "aria": aria,
+    "cohere2_vision": cohere2_vision,
+    "aya_vision": cohere2_vision,
+    "exaone4_5": exaone4_5,
 }
 for _family in ("llava", "llava_next", "llava_next_video", "video_llava", "vipllava"):
     _wrapped(_family, ("llama", "mistral", "qwen2"))
@@ -121,3 +208,6 @@ _wrapped("mistral3", ("mistral", "ministral3"), ("outer",))
 _wrapped("internvl", ("qwen2", "qwen3", "qwen3_moe", "llama"), ("outer",))
 _wrapped("lighton_ocr", ("qwen3",), ("outer",))
 _wrapped("got_ocr2", ("qwen2",), ("outer",))
+_wrapped("deepseek_vl", ("llama",), ("outer",))
+_wrapped("ovis2", ("qwen2", "llama"), ("outer",))
+_wrapped("video_llama_3", ("qwen2",), ("outer",))

@@ -3,7 +3,17 @@
 from collections.abc import Callable
 from random import Random
 
-from tests.model.recorded.configs.sizes import Config, hunyuan, llama, rope, theta, windows, without
+from tests.model.recorded.configs.sizes import (
+    FULL,
+    SLIDING,
+    Config,
+    hunyuan,
+    llama,
+    rope,
+    theta,
+    windows,
+    without,
+)
 
 
 def experts(draw: Random, count: str = "num_experts") -> Config:
@@ -154,6 +164,30 @@ def granitemoeshared(draw: Random, number: int) -> Config:
     return granitemoe(draw, number) | {"shared_intermediate_size": (8, 12, 0)[number % 3]}
 
 
+def flint(draw: Random, number: int) -> Config:
+    """Flint: windows, sinks, and first layers without experts."""
+    config = llama(draw, number) | {"rope_theta": theta(draw), "num_hidden_layers": 4, **experts(draw)}
+    config |= {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 8, "attention_bias": number == 1}
+    kinds = {"layer_types": [FULL, SLIDING, SLIDING, FULL], "mlp_only_layers": [1]} if number else {}
+    return config | {"norm_topk_prob": number != 1, "sliding_window": 6, **kinds}
+
+
+def mellum(draw: Random, number: int) -> Config:
+    """Mellum 2, with positions of its own in layers with a window."""
+    config = without(llama(draw, number) | experts(draw) | {"moe_intermediate_size": 12}, "rope_theta")
+    positions = {FULL: rope(draw), SLIDING: {"rope_type": "default", "rope_theta": 40.0}}
+    kinds = [FULL, SLIDING] * config["num_hidden_layers"]
+    config |= {"rope_parameters": positions, "layer_types": kinds[: config["num_hidden_layers"]], "sliding_window": 6}
+    return config | {"norm_topk_prob": number != 1, "attention_bias": number == 1}
+
+
+def aria_text(draw: Random, number: int) -> Config:
+    """The texts of Aria."""
+    config = without(llama(draw, number), "head_dim") | {"rope_theta": theta(draw), "intermediate_size": 12}
+    counts = {"moe_num_experts": 4, "moe_topk": draw.choice((1, 2)), "moe_num_shared_experts": 1 + number % 2}
+    return config | counts | {"attention_bias": number == 1}
+
+
 MIXTURES: dict[str, Callable[[Random, int], Config]] = {
     maker.__name__: maker
     for maker in (
@@ -171,5 +205,8 @@ MIXTURES: dict[str, Callable[[Random, int], Config]] = {
         afmoe,
         granitemoe,
         granitemoeshared,
+        flint,
+        mellum,
+        aria_text,
     )
 }

@@ -68,3 +68,9 @@ def windows(draw: Random, config: Config) -> Config:
     kinds = [draw.choice((FULL, SLIDING)) for _ in range(config["num_hidden_layers"] - 2)]
     kinds = [*kinds, *draw.sample((FULL, SLIDING), 2)]
     return {"sliding_window": draw.choice((3, 7, 12)), "layer_types": kinds}
+
+
+def granite_windows(number: int, num_layers: int) -> Config:
+    """Windows of Granite, and the base of positions by layer: 0 is none."""
+    bases = [(50.0, 0, 20.0), (30.0, 20.0, 20.0)][number % 2][:num_layers]
+    return {"sliding_window": 6, **({"layer_rope_theta": list(bases)} if number else {})}
