@@ -22,7 +22,7 @@ from tests.model.reference import REFERENCE, mesh_of
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles"),
+    pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles"),
 ]
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)

@@ -28,6 +28,7 @@ OF_PARTS = (
 )
 WITHOUT_STAGES = ("gemma4_text",)  # layers share keys
 MESHES = {**dict.fromkeys(OF_PARTS, ((2, 1), (1, 2))), **dict.fromkeys(WITHOUT_STAGES, ((2, 1),))}
+NUM_PAGES = {"afmoe": 32, "flint": 50}  # more layers keep pages
 CASES = [(name, 1, 1) for name in names()] + [(name, *sizes) for name, meshes in MESHES.items() for sizes in meshes]
 
 
@@ -45,9 +46,7 @@ def test_greedy_tokens_equal_transformers(family: str, tensor_parallel: int, sta
         progress=False,
         max_num_seqs=4,
         page_size=4,
-        num_pages=32
-        if family == "afmoe"
-        else 26,  # two requests need more, and the third begins with pages of the first
+        num_pages=NUM_PAGES.get(family, 26),  # two requests need more, and the third begins with pages of the first
         max_num_batched_tokens=8,
     )
     prompt, answer = tuple(model.ids[:PROMPT].tolist()), model.ids[PROMPT:].tolist()
