@@ -189,11 +189,12 @@ def arrange_for(
     if library is None or keep_bits is None:
         arrange(platform, decoder, library)
         return
-    kept: Decoder = nnx.clone(decoder)
-    keep_bits(kept, library, len(devices))
-    if not kept.can_pack(library):
-        arrange(platform, decoder)
+    plain: Decoder = nnx.clone(decoder)
     keep_bits(decoder, library, len(devices))
+    if not decoder.can_pack(library):
+        decoder.blocks = plain.blocks
+        arrange(platform, decoder)
+        keep_bits(decoder, library, len(devices))
 
 
 def arrange(platform: str, decoder: Decoder, library: Library | None = None) -> None:

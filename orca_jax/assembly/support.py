@@ -106,7 +106,7 @@ class Facts:
 
     @property
     def uneven(self) -> str:
-        """The parts of the model that do not divide by `shards`, and the numbers that fit; empty if all divide."""
+        """Name the parts of the model that `shards` does not divide, and the numbers that fit. Empty: all divide."""
         from orca_jax.model.sharding import can_share, uneven_parts
 
         parts = uneven_parts(self.known, self.shards)

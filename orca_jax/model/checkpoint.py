@@ -331,7 +331,7 @@ def _padded(
 
 
 def _count(values: np.ndarray) -> int:
-    """The number of values that are not finite, counted in parts that fit into the caches."""
+    """Count the values that are not finite. Each part that is read fits into the caches."""
     flat = values.ravel(order="K")
     step = PART_BYTES // flat.itemsize
     return sum([num_not_finite(flat[start : start + step]) for start in range(0, len(flat), step)])

@@ -150,7 +150,7 @@ class JobTable:
         return ended
 
     def _read(self, pool: RequestPool, now: float) -> None:
-        """Read what residents have got, and what they have left to do."""
+        """Read the new tokens of residents, and the number of tokens that each has left."""
         last = pool.num_plans - self._num_stages  # tokens drawn in later plans are on their way through the stages
         refresh: int | None = getattr(pool.predictor, "refresh", None)  # only predictors from outside have it
         is_leaving = False
