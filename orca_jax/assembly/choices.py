@@ -117,13 +117,13 @@ class Budget:
         """Return the smallest default. It leaves half of itself to prompts if the batch is full."""
         return max(_LEAST.get(platform, _LEAST_OF_ACCELERATORS), 2 * self.max_num_seqs)
 
-    def sizes(self, platform: str) -> tuple[int, ...]:
+    def sizes(self, platform: str, *, skips_padding: bool = False) -> tuple[int, ...]:
         """Return the padded token counts of launches, with few candidates for a CPU: each is compiled."""
         from orca_jax.exec.buckets import default_buckets
 
         largest = self.largest(platform)
-        if not self._is_measured or platform != "cpu":
-            return default_buckets(largest)
+        if skips_padding or not self._is_measured or platform != "cpu":
+            return default_buckets(largest, skips_padding=skips_padding)
         least = self._least(platform)
         doubled = [least]
         while 2 * doubled[-1] <= largest:

@@ -74,6 +74,11 @@ class PlacedModel:
         return platform
 
     @property
+    def skips_padding(self) -> bool:
+        """True if padding of launches is not multiplied."""
+        return all(stage.shapes.is_packed for stage in self.stages)
+
+    @property
     def products(self) -> str:
         """The products of matrices on a CPU, "native" or "xla"; empty on other devices."""
         if self.platform != "cpu":

@@ -87,7 +87,7 @@ def resolve(
     Raises:
         ConfigError: the memory is too small; `param` names a setting.
     """
-    buckets = choices.budget.sizes(placed.platform)
+    buckets = choices.budget.sizes(placed.platform, skips_padding=placed.skips_padding)
     return ExecutorConfig(
         dtype=placed.weights.dtype,
         tensor_parallel_size=len(placed.devices) // len(placed.stages),

@@ -8,17 +8,31 @@ from orca_jax.step import Member
 
 _MIN_WIDTH = 8  # of the smallest samplers
 _FINE = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+_COARSE = (1, 8, 32, 128)
 _MIN_LARGEST_WIDTH = 64
 
 
-def default_buckets(largest: int) -> tuple[int, ...]:
-    """Token counts up to `largest`, a third to a half apart. So at most a third of a large bucket is padding."""
-    sizes = set(_FINE)
-    size = _FINE[-1]
+def default_buckets(largest: int, *, skips_padding: bool = False) -> tuple[int, ...]:
+    """Token counts up to `largest`, a third to a half apart. So at most a third of a large bucket is padding.
+
+    Programs with products that skip padding are few: their sizes are four times apart.
+    """
+    sizes, size = set(_COARSE if skips_padding else _FINE), _FINE[-1]
+    while size < largest and skips_padding:
+        size *= 4
+        sizes.add(size)
     while size < largest:
         sizes |= {size + size // 2, 2 * size}
         size *= 2
     return (*sorted(size for size in sizes if size < largest), largest)
+
+
+def measured_sizes(buckets: Sequence[int], *, skips_padding: bool) -> tuple[int, ...]:
+    """Token counts of the launches that are measured: those of buckets, and doubles between them if padding is free."""
+    if not skips_padding:
+        return tuple(buckets)
+    doubled = {2**power for power in range(buckets[-1].bit_length())}
+    return tuple(sorted({*buckets, *doubled}))
 
 
 def bucket_for(buckets: Sequence[int], num_tokens: int) -> int:
@@ -31,9 +45,14 @@ def sampler_width(num_draws: int) -> int:
     return max(num_draws, _MIN_LARGEST_WIDTH)
 
 
-def sampler_widths(num_draws: int) -> tuple[int, ...]:
-    """Widths of the plain samplers, doubled up to the largest: unembedding 64 rows takes GPT-2 twice as long as 16."""
+def sampler_widths(num_draws: int, *, can_skip: bool = False) -> tuple[int, ...]:
+    """Widths of the plain samplers, doubled up to the largest: unembedding 64 rows takes GPT-2 twice as long as 16.
+
+    Samplers that skip places not in use have the largest width alone.
+    """
     largest = sampler_width(num_draws)
+    if can_skip:
+        return (largest,)
     sizes = [_MIN_WIDTH]
     while 2 * sizes[-1] < largest:
         sizes.append(2 * sizes[-1])

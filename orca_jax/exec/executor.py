@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from orca_jax.config import ExecutorConfig, ModelConfig
 from orca_jax.errors import CompileWhileServingError
 from orca_jax.exec.ahead import CompiledAhead
-from orca_jax.exec.buckets import Segment, bucket_for, launches
+from orca_jax.exec.buckets import Segment, bucket_for, launches, measured_sizes
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
 from orca_jax.exec.host import num_processors
@@ -302,18 +302,19 @@ class JaxExecutor:
         may_skip = shapes.platform == "cpu" and shapes.is_local
         name = f"times-{num_processors()}"
         known = LaunchTimes.from_bytes(shapes.store.read(name)) if may_skip else None
-        ran = list[int]()
-        for bucket in config.buckets:
-            run = partial(self._run_layers, bucket, probe(shapes.layouts[bucket], config))
-            repeats = 2 if bucket <= config.num_rows else 1  # the first run of more rows takes memory for their pages
-            launch = Launch.of_nothing(times.measure_layers(bucket, run, repeats))
-            ran.append(bucket)
-            if may_skip and is_enough(bucket, times.of_layers(bucket)):
+        ran = set[int]()
+        for size in measured_sizes(config.buckets, skips_padding=shapes.skips_padding):
+            bucket = bucket_for(config.buckets, size)
+            run = partial(self._run_layers, bucket, probe(shapes.layouts[bucket], config, size))
+            repeats = 2 if size <= config.num_rows else 1  # the first run of more rows takes memory for their pages
+            launch = Launch.of_nothing(times.measure_layers(size, run, repeats))
+            ran |= {bucket}
+            if may_skip and is_enough(size, times.of_layers(size)):
                 break
             if known is not None and known.agrees(times):
                 break
         is_known = known is not None and known.agrees(times)
-        for bucket in ran if shapes.adapted_layouts else ():
+        for bucket in sorted(ran) if shapes.adapted_layouts else ():
             self._run_layers(bucket, probe(shapes.adapted_layouts[bucket], config), True)
         if config.copies_blocks:
             for stage in self.stages:
@@ -321,24 +322,26 @@ class JaxExecutor:
         if config.lora is not None:
             self._write_adapter(0, zero_values(self._model, config.lora, config.dtype))
         if self.has_results:
-            self._measure_samplers(times, launch, 1 if is_known else None)
+            self._measure_samplers(times, launch, is_known=is_known)
         if known is not None and is_known:
             return known
         shapes.store.write(name, times.to_bytes())
         return times
 
-    def _measure_samplers(self, times: LaunchTimes, launch: Launch, most: int | None) -> None:
-        """Run the samplers of all widths, or of the `most` smallest ones, without draws."""
-        shapes = self._shapes
+    def _measure_samplers(self, times: LaunchTimes, launch: Launch, *, is_known: bool) -> None:
+        """Run the samplers of all widths, with all places in use. If the times are known, run the smallest with one."""
+        shapes, most, places = self._shapes, 1 if is_known else None, 1 if is_known else None
         for width in shapes.widths[:most]:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             view = shapes.draws_layouts[width].views(draws)
+            view["position"][:places] = 1
             for kind in shapes.kinds:
                 view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
                 run_plain = partial(self._run_sampler, width, launch.hidden, draws, None, None)
                 times.measure_sampler(run_plain, is_plain=True)
         for width in shapes.full_widths[:most]:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
+            shapes.draws_layouts[width].views(draws)["position"][:places] = 1
             extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
             run_full = partial(self._run_sampler, width, launch.hidden, draws, extras, None)
             times.measure_sampler(run_full, is_plain=False)

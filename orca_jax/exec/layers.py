@@ -128,6 +128,8 @@ def make_layers(
             weights, stacks = weights[: -len(names)], dict(zip(names, weights[-len(names) :], strict=True))
             options["adapters"] = Adapters(stacks, groups, batch.slot, mesh, keep)
         decoder, inputs = structure(weights), ids if inputs is None else inputs
+        if decoder.is_packed:
+            options["num_tokens"] = jnp.sum(batch.requests[0].query_len, dtype=jnp.int32)
         hidden, caches = decoder.run_layers(inputs, batch.positions, mixing, caches, **options)
         return caches, history, hidden
 

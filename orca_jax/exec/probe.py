@@ -11,12 +11,13 @@ from orca_jax.exec.pack import Layout
 _CONTEXT = 256  # tokens of each running request, if it may have as many
 
 
-def probe(layout: Layout, config: ExecutorConfig) -> NDArray[np.int32]:
+def probe(layout: Layout, config: ExecutorConfig, num_tokens: int | None = None) -> NDArray[np.int32]:
     """The vector of a launch with one token for each of many running requests, and a part of a prompt in the rest.
 
-    Its keys, values and states go to blocks without a request, and nothing else is written: no token has a row.
+    It has `num_tokens` tokens, by default as many as fit. Its keys, values and states go to blocks without a request,
+    and nothing else is written: no token has a row.
     """
-    size, context = layout.num_tokens, min(_CONTEXT, config.max_model_len)
+    size, context = num_tokens or layout.num_tokens, min(_CONTEXT, config.max_model_len)
     running = size if size <= config.num_rows else config.num_rows - 1
     prompt = min(size - running, config.max_model_len)
     lengths = np.array([1] * running + [prompt] * (prompt > 0), np.int32)

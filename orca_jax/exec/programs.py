@@ -69,6 +69,7 @@ class Programs:
         span: the layers of the stage.
         is_first, is_last: place of the stage in the pipeline.
         weights, unembedding: shapes of the flat parameters, the first arguments of the programs.
+        skips_padding: padding of launches is not multiplied.
         layouts: the layout of each bucket.
         adapted_layouts: the layout of each bucket for launches with adapters; empty without adapters.
         widths: rows of the samplers, ascending.
@@ -80,7 +81,7 @@ class Programs:
     def __init__(self, decoder: Decoder, config: ExecutorConfig, mesh: Mesh, *, greedy_only: bool = False) -> None:
         self.span = span = decoder.span
         self.is_first, self.is_last = span.is_first, span.is_last
-        self._is_switched = decoder.is_switched
+        self._is_switched, self.skips_padding = decoder.is_switched, decoder.is_packed
         self._suffix = name_suffix()
         self._model = of_span(decoder.config, span)
         groups = of_stage(config.cache.groups, span.start, span.stop)
@@ -104,9 +105,12 @@ class Programs:
         if config.lora is not None:
             self.adapted_layouts = {size: replace(each, has_slots=True) for size, each in self.layouts.items()}
             self._stacks = stack_specs(self._model, config.lora, config.dtype, mesh)
-        self.widths = sampler_widths(config.num_rows + config.num_drafts)
+        self.widths = sampler_widths(
+            config.num_rows + config.num_drafts, can_skip=self.is_last and decoder.unembedding.can_skip
+        )
         # The full sampler draws no proposals, or as few as fit.
-        self.full_widths: tuple[int, ...] = (self.widths[0], sampler_width(config.num_rows))
+        most = sampler_width(config.num_rows)
+        self.full_widths: tuple[int, ...] = (most,) if len(self.widths) == 1 else (self.widths[0], most)
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)
         if greedy_only:
             self.widths, self.full_widths, self.kinds = self.widths[-1:], (), ("greedy",)

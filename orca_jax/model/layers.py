@@ -333,15 +333,26 @@ class Table(nnx.Module):
         elif isinstance(self.table, nnx.Param):
             self.table = packed_table(self.table, library, num_devices)
 
-    def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector with every row, its bias, its scale and its soft cap."""
-        scores, cap = self._products(hidden), self.soft_cap
+    @property
+    def can_skip(self) -> bool:
+        """True if `scores` can leave out the vectors after some."""
+        return isinstance(self.table, PackedTable | PackedBitsTable)
+
+    def scores(self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None) -> Float[Array, "B V"]:
+        """Inner product of every hidden vector with every row, its bias, its scale and its soft cap.
+
+        With `count`, only the scores of the first vectors are defined. The table must be one that `can_skip`.
+        """
+        scores, cap = self._products(hidden, count), self.soft_cap
         scores = scores if self.bias is None else scores + self.bias[...].astype(jnp.float32)
         scores = scores if self.scale == 1 else scores * self.scale
         return scores if cap is None else cap * jnp.tanh(scores / cap)
 
-    def _products(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        if isinstance(self.table, QuantisedTable | PackedTable | PackedBitsTable):
+    def _products(self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None) -> Float[Array, "B V"]:
+        if isinstance(self.table, PackedTable | PackedBitsTable):
+            return self.table.scores(hidden, count)
+        assert count is None, "only the library skips vectors"
+        if isinstance(self.table, QuantisedTable):
             return self.table.scores(hidden)
         table = self.table[...]
         if table.dtype == jnp.float32:

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.kernels.native import Library
+from orca_jax.kernels.native import LayerRows, Library
 from orca_jax.model.block import AttentionOnly, Block, Pattern
 from orca_jax.model.layer_inputs import InputsOfLayers
 from orca_jax.model.layers import Maker, Mlp, Norm, Table
@@ -113,6 +113,7 @@ class Decoder(nnx.Module):
         cache: Cache,
         keep: Int[Array, "B"] | None = None,
         adapters: Adapters | None = None,
+        num_tokens: Int[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B E"], Cache]:
         """Run all layers of this stage over T tokens of any mix of requests.
 
@@ -125,6 +126,7 @@ class Decoder(nnx.Module):
             keep: tokens to return hidden vectors of, T at most; None for all. Unless layers are scanned, the last one
                 skips the others after its mixer: only the last token of a prompt is sampled from.
             adapters: additions to linear layers, by token; None for none.
+            num_tokens: the tokens before padding; None for T. The library multiplies no others.
 
         Returns:
             Hidden vectors, after the final norm in the last stage, and the cache.
@@ -137,7 +139,8 @@ class Decoder(nnx.Module):
         launch = LayersRun(rotation_of, mixing, keep, adapters, beside)
         pattern = self.pattern
         if isinstance(self.blocks, Block) and self.is_packed:
-            x, cache = looped(packed_layers(self.blocks, pattern), pattern, x, launch, cache)
+            layers = packed_layers(self.blocks, pattern, len(x) if num_tokens is None else num_tokens)
+            x, cache = looped(layers, pattern, x, launch, cache)
         elif isinstance(self.blocks, Block):
             x, cache = scanned(self.blocks, pattern, x, launch, cache)
             x = x if keep is None else x[keep]
@@ -335,13 +338,17 @@ def switched_layers(blocks: Sequence[Block], pattern: Pattern) -> LoopLayers:
     return LoopLayers(lambda index: blocks[index], lambda step: blocks[step].mixer, call)  # type: ignore[index]
 
 
-def packed_layers(stack: Block, pattern: Pattern) -> LoopLayers:
-    """Layers with packed matrices in stacks, all with the same mixer. All but the last share one compiled body."""
+def packed_layers(stack: Block, pattern: Pattern, num_tokens: int | Int[Array, ""]) -> LoopLayers:
+    """Layers with packed matrices in stacks, all with the same mixer. All but the last share one compiled body.
+
+    The products are those of the first `num_tokens` tokens.
+    """
     structure, state = nnx.split(stack)
     parameters, last = nnx.to_flat_state(state), pattern.num_periods - 1
 
     def block_of(index: Index) -> Block:
-        of_layer = [(path, layer_of(variable, jnp.int32(index))) for path, variable in parameters]
+        place = LayerRows(jnp.int32(index), jnp.int32(num_tokens))
+        of_layer = [(path, layer_of(variable, place)) for path, variable in parameters]
         return nnx.merge(structure, nnx.from_flat_state(of_layer))
 
     def call(between: Between, period: Int[Array, ""], *args: Any) -> tuple[Array, Inputs]:

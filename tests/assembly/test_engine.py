@@ -120,6 +120,7 @@ def test_few_launches_are_candidates_on_a_cpu() -> None:
     """Each is compiled. Other schedulers have finer ones."""
     assert [size for size in Budget(None, 64).sizes("cpu") if size >= 128] == [128, 256, 512]
     assert [size for size in Budget(None, 300).sizes("cpu") if size >= 512] == [512, 600]
+    assert Budget(None, 64).sizes("cpu", skips_padding=True) == (1, 8, 32, 128, 512)
     assert Budget(40, 64).sizes("cpu")[-1] == 40
     assert {192, 384, 512} < set(Budget(None, 64, has_token_budget=False).sizes("cpu"))
     assert {192, 384, 512, 2048} < set(Budget(None, 64).sizes("gpu"))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca_jax.exec.buckets import bucket_for, default_buckets, launches
+from orca_jax.exec.buckets import bucket_for, default_buckets, launches, measured_sizes, sampler_widths
 from orca_jax.step import Member
 
 
@@ -24,6 +24,18 @@ def test_default_buckets_ascend_to_the_largest(largest: int) -> None:
 def test_at_most_a_third_of_a_bucket_is_padding(num_tokens: int) -> None:
     bucket = bucket_for(default_buckets(512), num_tokens)
     assert 0 <= bucket - num_tokens <= bucket / 3
+
+
+def test_few_programs_if_padding_is_skipped() -> None:
+    assert default_buckets(512, skips_padding=True) == (1, 8, 32, 128, 512)
+    assert default_buckets(600, skips_padding=True) == (1, 8, 32, 128, 512, 600)
+    assert default_buckets(20, skips_padding=True) == (1, 8, 20)
+    assert (sampler_widths(100), sampler_widths(100, can_skip=True)) == ((8, 16, 32, 64, 100), (100,))
+
+
+def test_sizes_between_buckets_are_measured_if_padding_is_skipped() -> None:
+    assert measured_sizes((1, 8, 20), skips_padding=False) == (1, 8, 20)
+    assert measured_sizes((1, 8, 20), skips_padding=True) == (1, 2, 4, 8, 16, 20)
 
 
 def test_bucket_for_is_the_smallest_that_is_large_enough() -> None:

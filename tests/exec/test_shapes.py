@@ -47,6 +47,8 @@ def dense(layer: int) -> jax.Array:
 class Layers:
     """A decoder of attention alone; its result has all layers side by side."""
 
+    is_packed = False
+
     def run_layers(self, ids: Any, positions: jax.Array, mixing: Any, pages: Any, keep: Any = None) -> Any:
         outs = []
         for layer in range(6):

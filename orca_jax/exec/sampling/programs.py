@@ -1,14 +1,16 @@
 """The samplers: programs from hidden vectors to tokens. Their number does not depend on the buckets.
 
-Plain samplers exist for several widths, 8, 16, and so on, up to one place for each row; on a GPU there are two more
-kinds of them, without any branch. The full sampler supports every sampling feature. It is compiled for the smallest and
-the largest width only, and a launch without these features does not pay for them. The samplers are programs apart from
+Plain samplers exist for several widths, 8, 16, and so on, up to one place for each row, or for the largest alone if the
+unembedding skips places that are not in use. On a GPU there are two more kinds of them, without any branch. The full
+sampler supports every sampling feature. It is compiled for the smallest and the largest width only, and a launch
+without these features does not pay for them. The samplers are programs apart from
 the layers, so the host can compute the masks of a grammar while the layers run. Their inputs beside hidden vectors are
 one vector for every launch, and two more arrays for full samplers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,8 @@ from orca_jax.exec.sampling.logprobs import TopLogprobs, no_scores, score
 from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
 from orca_jax.request import TokenSet
+
+_GROUP = 8  # places drawn at a time, if others are skipped
 
 
 class Draws(NamedTuple):
@@ -151,9 +155,11 @@ def make_plain_sampler(
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
             draws = unpack_draws(layout, vector)
-            logits = unembed(weights).scores(hidden[:width])
-            tokens, finite = sample(logits, draws.parameters, vocab_size=vocab_size, mesh=mesh, kind=kind)
-            drawn = Drawn(tokens, finite)
+
+            def draw(logits: Float[Array, "N V"], parameters: SamplingParameters) -> Drawn:
+                return Drawn(*sample(logits, parameters, vocab_size=vocab_size, mesh=mesh, kind=kind))
+
+            drawn = _draw(unembed(weights), hidden[:width], draws, draw, draws.parameters)
             return _keep(last_token, draws, drawn), drawn
 
     return plain_sampler
@@ -176,9 +182,13 @@ def make_full_sampler(
     ) -> tuple[jax.Array, Drawn]:
         with jax.named_scope("sampling"):
             draws, extras = unpack_draws(layout, vector), Extras(**more.unpack(extras_vector))
-            logits = unembed(weights).scores(hidden[:width])
-            context = Context(history, draws.row, draws.parameters.position)
-            drawn = sample_full(logits, draws.parameters, extras, context, mask, vocab_size=vocab_size, mesh=mesh)
+
+            def draw(logits: Float[Array, "N V"], draws: Draws, extras: Extras, mask: jax.Array) -> Drawn:
+                parameters = draws.parameters
+                context = Context(history, draws.row, parameters.position)
+                return sample_full(logits, parameters, extras, context, mask, vocab_size=vocab_size, mesh=mesh)
+
+            drawn = _draw(unembed(weights), hidden[:width], draws, draw, draws, extras, mask)
             return _keep(last_token, draws, drawn), drawn
 
     return full_sampler
@@ -225,6 +235,30 @@ def sample_full(
         check_vma=False,  # every shard computes the same results from gathered values
     )
     drawn: Drawn = over_vocabulary(logits, parameters, extras, context, mask)
+    return drawn
+
+
+def _draw(table: Table, hidden: Float[Array, "B E"], draws: Draws, draw: Callable[..., Drawn], *places: Any) -> Drawn:
+    """Call `draw` with the logits and with `places`, arrays with a value of each place.
+
+    If the table can skip vectors, nothing is computed for groups of places that are not in use.
+    """
+    if not table.can_skip:
+        return draw(table.scores(hidden), *places)
+    count = jnp.sum(draws.parameters.position > 0, dtype=jnp.int32)
+    given = table.scores(hidden, count), *places
+    size = min(_GROUP, len(hidden))
+
+    def of_group(start: Int[Array, ""]) -> Drawn:
+        return draw(*jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, size), given))
+
+    def add_group(group: Int[Array, ""], drawn: Drawn) -> Drawn:
+        start = group * size  # the last group begins `size` places before the end at the latest
+        return jax.tree.map(partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=0), drawn, of_group(start))
+
+    shapes = jax.eval_shape(of_group, jnp.int32(0))
+    nothing = jax.tree.map(lambda each: jnp.zeros((len(hidden), *each.shape[1:]), each.dtype), shapes)
+    drawn: Drawn = lax.fori_loop(0, (count + size - 1) // size, add_group, nothing)
     return drawn
 
 

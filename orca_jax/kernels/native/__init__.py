@@ -4,6 +4,7 @@ from orca_jax.kernels.native.few_bits import (
     INPUTS,
     FewBits,
     PackedBits,
+    bits_in_stack,
     can_pack_bits,
     few_bits_product,
     few_bits_products,
@@ -13,6 +14,7 @@ from orca_jax.kernels.native.few_bits import (
 from orca_jax.kernels.native.increments import attend_increments, write_and_attend_increments
 from orca_jax.kernels.native.library import Library, load_library, loaded_library
 from orca_jax.kernels.native.products import (
+    LayerRows,
     Packed,
     can_pack,
     in_stack,
@@ -26,10 +28,12 @@ from orca_jax.kernels.native.products import (
 __all__ = [
     "INPUTS",
     "FewBits",
+    "LayerRows",
     "Library",
     "Packed",
     "PackedBits",
     "attend_increments",
+    "bits_in_stack",
     "can_pack",
     "can_pack_bits",
     "few_bits_product",

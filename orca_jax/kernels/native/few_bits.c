@@ -185,15 +185,16 @@ static const void *in_stack(const XLA_FFI_Buffer *stack, int64_t layer, int64_t 
 
 // A product from its words, scales, minima, units, index and result. False if their shapes do not fit.
 static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XLA_FFI_Buffer *out) {
-  const XLA_FFI_Buffer *words = given[0], *scales = given[1], *minima = given[2], *units = given[3], *index = given[4];
+  const XLA_FFI_Buffer *words = given[0], *scales = given[1], *minima = given[2], *units = given[3];
   if (words->rank != 4 || scales->rank != 4 || minima->rank != 4 || units->rank != 4) return 0;
-  if (index->dtype != XLA_FFI_DataType_S32 || index->rank != 0) return 0;
+  Place place;
+  if (!read_place(&place, given[4], words, p->rows)) return 0;
   if (p->inputs < 1 || p->inputs % GROUP) return 0;
   const int has_minima = minima->dims[0] > 0, has_units = units->dims[0] > 0, kinds = has_minima ? 2 : 1;
   p->is_half = scales->dtype == XLA_FFI_DataType_F16;
-  const int64_t layer = *(const int32_t *)index->data, layers = words->dims[0];
+  const int64_t layer = place.layer, layers = words->dims[0];
   const int64_t size = has_units ? 1 : p->is_half ? 2 : 4;  // bytes of a scale
-  if (layer < 0 || layer >= layers) return 0;
+  p->rows = place.rows;
   p->scales = in_stack(scales, layer, size);
   p->minima = in_stack(minima, layer, size);
   p->units = in_stack(units, layer, 2);
@@ -220,7 +221,7 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
 }
 
 // Arguments: x; then for each product words, scales, minima and units, the last two empty if there are none, and the
-// index of its matrix in the stacks. Results: those of the products. Attributes, by name: the number of devices that
+// place of its matrix in the stacks. Results: those of the products. Attributes, by name: the number of devices that
 // share the processors, and 1 for the form in float32.
 XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
@@ -249,6 +250,7 @@ XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
         .totals = (int32_t *)(sizes + 2 * parts),
     };
     fits = read_product(p, (const XLA_FFI_Buffer *const *)frame->args.args + 1 + 5 * i, frame->rets.rets[i]);
+    fits = fits && p->rows == list.products[0].rows;
     blocks += p->outputs / WIDTH;
     bytes += inputs * p->outputs * p->bits / 8;
   }

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.native.library import FEW_BITS_PRODUCTS, Library
+from orca_jax.kernels.native.products import first_layer
 
 INPUTS = 32
 """Inputs of a row that have one scale in the form with 16 bits; packed groups are multiples of it."""
@@ -55,10 +56,10 @@ class FewBits:
         return jnp.matmul(x.astype(jnp.float32), self.dequantised(), precision=jax.lax.Precision.HIGHEST)
 
 
-_FIELDS = ("words", "scales", "minima", "units", "order", "layer")
+_ARRAYS = ("words", "scales", "minima", "units")
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=_FIELDS, meta_fields=("bits",))
+@partial(jax.tree_util.register_dataclass, data_fields=(*_ARRAYS, "order", "place"), meta_fields=("bits",))
 @dataclass(frozen=True)
 class PackedBits:
     """A `FewBits` in the order in which the library reads it: N blocks of W columns.
@@ -67,7 +68,7 @@ class PackedBits:
     with the low 4 bits of 32 and 16 inputs come before one with the high bits of all of them. Units are factors of
     scales and minima, which are integers then: each is that of some groups.
 
-    With `layer`, the arrays have one more axis, the first, and the matrix is this one of a stack. The library reads it
+    With `place`, the arrays have one more axis, the first, and the matrix is this one of a stack. The library reads it
     in place.
     """
 
@@ -77,7 +78,7 @@ class PackedBits:
     minima: Any = None  # of the type of the scales [N, G, W]
     units: Any = None  # float16 [N, H, W], or with minima [N, H, 2 W]: theirs come last
     order: Any = None  # int [I]
-    layer: Any = None  # int32 []
+    place: Any = None  # LayerRows
 
 
 def can_pack_bits(library: Library, inputs: int, outputs: int, num_groups: int, splits: int = 1) -> bool:
@@ -204,19 +205,25 @@ def few_bits_products(
 
 
 def _products(x: Array, matrices: Sequence[PackedBits], dtype: jnp.dtype, devices: int) -> list[Array]:
-    given = [array for matrix in matrices for array in _in_stack(matrix)]
+    given = [array for matrix in matrices for array in _arguments(bits_in_stack(matrix, len(x)))]
     shapes = [(x.shape[0], m.words.shape[-3] * m.words.shape[-1]) for m in matrices]
     call = jax.ffi.ffi_call(FEW_BITS_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
     return list(call(x, *given, devices=np.int64(devices), is_float32=np.int64(dtype == jnp.float32)))
 
 
-def _in_stack(matrix: PackedBits) -> list[Array]:
-    """The arguments of a matrix. One alone is a stack of one."""
-    arrays = [matrix.words, matrix.scales, matrix.minima, matrix.units]
-    if matrix.layer is None:
-        arrays = [None if array is None else array[None] for array in arrays]
-    none, layer = jnp.zeros((0, 0, 0, 0), jnp.float32), 0 if matrix.layer is None else matrix.layer
-    return [*(none if array is None else array for array in arrays), jnp.asarray(layer, jnp.int32)]
+def bits_in_stack(matrix: PackedBits, num_rows: int | Int[Array, ""]) -> PackedBits:
+    """The matrix in its stack; one alone is a stack of one, and multiplies `num_rows` rows."""
+    if matrix.place is not None:
+        return matrix
+    arrays = {name: getattr(matrix, name) for name in _ARRAYS}
+    stacks: dict[str, Any] = {name: None if array is None else array[None] for name, array in arrays.items()}
+    return replace(matrix, **stacks, place=first_layer(num_rows))
+
+
+def _arguments(matrix: PackedBits) -> list[Array]:
+    none = jnp.zeros((0, 0, 0, 0), jnp.float32)
+    arrays = [getattr(matrix, name) for name in _ARRAYS]
+    return [*(none if array is None else array for array in arrays), matrix.place.operand]
 
 
 def _group(inputs: int, size: int) -> int:

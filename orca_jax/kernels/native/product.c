@@ -6,7 +6,8 @@
 //     float32    [O / WIDTH, I, WIDTH]
 //     bfloat16   [O / WIDTH, I / 2, WIDTH, 2]: inputs 2i and 2i + 1 of a column are neighbours
 //
-// A stack [L, ...] of packed matrices is an argument with the index of the one that is read. A call multiplies the same x
+// A stack [L, ...] of packed matrices is an argument with the index of the one that is read, and the number of the first
+// rows of x that count: nothing is written for others. A call multiplies the same x
 // by several matrices, whose blocks the threads take as if they were those of one matrix.
 //
 // A tile is some rows of x by a block of columns. Its sums stay in registers. A word is four bytes of a row: one number in
@@ -220,7 +221,7 @@ static void multiply_blocks(const void *list, int64_t begin, int64_t end) {
 
 // ---- the call ------------------------------------------------------------------------------------------------------
 
-// Arguments: x; then for each product a stack of packed matrices and the index of one. Results: those of the products.
+// Arguments: x; then for each product a stack of packed matrices and its place. Results: those of the products.
 // Attribute: the number of devices that share the processors.
 XLA_FFI_Error *orca_jax_packed_products(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
@@ -235,21 +236,22 @@ XLA_FFI_Error *orca_jax_packed_products(XLA_FFI_CallFrame *frame) {
   const int64_t each = is_float32 ? 1 : 2, words = x->dims[1] / each;
   int64_t blocks = 0;
   for (int64_t i = 0; i < list.count; i++) {
-    const XLA_FFI_Buffer *stack = frame->args.args[1 + 2 * i], *index = frame->args.args[2 + 2 * i];
+    const XLA_FFI_Buffer *stack = frame->args.args[1 + 2 * i], *given = frame->args.args[2 + 2 * i];
     const XLA_FFI_Buffer *out = frame->rets.rets[i];
     if (stack->rank != 4) return refuse(frame, "the packed matrices of a product are not a stack");
     if (stack->dtype != x->dtype) return refuse(frame, "the types of a product differ");
     if (x->dims[1] % each || stack->dims[2] != words || stack->dims[3] != each * WIDTH ||
         stack->dims[1] * WIDTH != out->dims[1] || devices < 1)
       return refuse(frame, "the shapes of a product do not fit");
-    const int32_t layer = *(const int32_t *)index->data;
-    if (layer < 0 || layer >= stack->dims[0]) return refuse(frame, "a stack of packed matrices has no such index");
+    Place place;
+    if (!read_place(&place, given, stack, x->dims[0]))
+      return refuse(frame, "a stack of packed matrices has no such place");
     blocks += list.blocks[i] = stack->dims[1];
     list.products[i] = (Product){
         .x = x->data,
-        .matrix = (const uint32_t *)stack->data + layer * list.blocks[i] * WIDTH * words,
+        .matrix = (const uint32_t *)stack->data + place.layer * list.blocks[i] * WIDTH * words,
         .out = out->data,
-        .rows = x->dims[0],
+        .rows = place.rows,
         .words = words,
         .outputs = out->dims[1],
         .is_float32 = is_float32,

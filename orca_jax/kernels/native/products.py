@@ -33,23 +33,43 @@ def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]
     return parts.reshape(*stack, outputs // width, inputs // each, width * each)
 
 
+class LayerRows(NamedTuple):
+    """A matrix of a stack, and the number of the first rows of x that it multiplies.
+
+    The results of other rows are undefined.
+    """
+
+    layer: Int[Array, ""]
+    rows: Int[Array, ""]
+
+    @property
+    def operand(self) -> Int[Array, "2"]:
+        """The argument of the library."""
+        return jnp.stack([jnp.asarray(value, jnp.int32) for value in self])
+
+
+def first_layer(num_rows: int | Int[Array, ""]) -> LayerRows:
+    """The only matrix of a stack, and so many rows."""
+    return LayerRows(jnp.int32(0), jnp.int32(num_rows))
+
+
 class Packed(NamedTuple):
     """One matrix of a stack from `pack`. The library reads it in place."""
 
     stack: Float[Array, "L N J W"]
-    layer: Int[Array, ""]
+    place: LayerRows
 
 
-def in_stack(packed: Float[Array, "N J W"] | Packed) -> Packed:
-    """The matrix in its stack; one alone is a stack of one."""
-    return packed if isinstance(packed, Packed) else Packed(packed[None], jnp.int32(0))
+def in_stack(packed: Float[Array, "N J W"] | Packed, num_rows: int | Int[Array, ""]) -> Packed:
+    """The matrix in its stack; one alone is a stack of one, and multiplies `num_rows` rows."""
+    return packed if isinstance(packed, Packed) else Packed(packed[None], first_layer(num_rows))
 
 
 def packed_product(
     x: Float[Array, "T I"], packed: Float[Array, "N J W"] | Packed, devices: int = 1
 ) -> Float[Array, "T O"]:
     """`x @ matrix` on one device; see `packed_products`."""
-    return packed_products(x, [in_stack(packed)], devices)[0]
+    return packed_products(x, [in_stack(packed, len(x))], devices)[0]
 
 
 def packed_products(x: Float[Array, "T I"], matrices: Sequence[Packed], devices: int = 1) -> list[Float[Array, "T O"]]:
@@ -65,7 +85,7 @@ def packed_products(x: Float[Array, "T I"], matrices: Sequence[Packed], devices:
     dtype = matrices[0].stack.dtype
     shapes = [(x.shape[0], each.stack.shape[1] * each.stack.shape[3] // inputs_each(dtype)) for each in matrices]
     call = jax.ffi.ffi_call(PACKED_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
-    pairs = [array for each in matrices for array in (each.stack, each.layer.astype(jnp.int32))]
+    pairs = [array for each in matrices for array in (each.stack, each.place.operand)]
     return list(call(x.astype(dtype), *pairs, devices=np.int64(devices)))
 
 

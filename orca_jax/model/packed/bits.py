@@ -14,9 +14,11 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.native import (
     INPUTS,
+    LayerRows,
     Library,
     Packed,
     PackedBits,
+    bits_in_stack,
     can_pack_bits,
     few_bits_products,
     pack_bits,
@@ -31,12 +33,12 @@ class BitsParam(nnx.Param[Any]):
     """An array of a `PackedBitsMatrix`. In a layer of a stack, the value is a `kernels.native.Packed`."""
 
 
-def layer_of(variable: nnx.Variable[Any], index: Int[Array, ""]) -> nnx.Variable[Any]:
+def layer_of(variable: nnx.Variable[Any], place: LayerRows) -> nnx.Variable[Any]:
     """The parameter of one layer. A packed matrix stays in its stack, which the library reads; others are copied."""
     stack = variable.get_value()
     is_packed = isinstance(variable, PackedMatrix | BitsParam)
     return variable.replace(
-        Packed(stack, index) if is_packed else jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
+        Packed(stack, place) if is_packed else jax.lax.dynamic_index_in_dim(stack, place.layer, keepdims=False)
     )
 
 
@@ -69,11 +71,11 @@ class PackedBitsMatrix(nnx.Module):
         """The arrays of the matrix, or of the current layer in its stack."""
         given = (self.words, self.scales, self.minima, self.units)
         values = [None if variable is None else variable.get_value() for variable in given]
-        layer = None
+        place = None
         if isinstance(values[0], Packed):
-            layer, values = values[0].layer, [None if value is None else value.stack for value in values]
+            place, values = values[0].place, [None if value is None else value.stack for value in values]
         words, scales, minima, units = values
-        return PackedBits(words, scales, self.bits, minima, units, layer=layer)
+        return PackedBits(words, scales, self.bits, minima, units, place=place)
 
 
 class MixedBitsMatrix(nnx.Module):
@@ -92,7 +94,7 @@ class MixedBitsMatrix(nnx.Module):
         """The arrays of the current layer, which has this form."""
         packed: PackedBits = self.forms[form].packed
         places = np.cumsum(np.equal(self.form_of, form)) - 1
-        return replace(packed, layer=jnp.asarray(places)[packed.layer])
+        return replace(packed, place=packed.place._replace(layer=jnp.asarray(places)[packed.place.layer]))
 
 
 def bits_matmuls(
@@ -106,7 +108,7 @@ def bits_matmuls(
     if len(branches) == 1:
         return branches[0](x)
     numbers = jnp.asarray([choices.index(choice) for choice in by_layer])
-    products: list[Array] = jax.lax.switch(numbers[mixed[0].forms[0].packed.layer], branches, x)
+    products: list[Array] = jax.lax.switch(numbers[mixed[0].forms[0].packed.place.layer], branches, x)
     return products
 
 
@@ -116,11 +118,17 @@ def _products_in_forms(
     """`bits_matmuls` in a layer whose mixed matrices have these forms."""
     left = iter(forms)
     packed = [each.packed_as(next(left)) if isinstance(each, MixedBitsMatrix) else each.packed for each in matrices]
-    firsts = [each.forms[0] if isinstance(each, MixedBitsMatrix) else each for each in matrices]
-    layouts = [first.layout for first in firsts]
+    return _products([each.forms[0] if isinstance(each, MixedBitsMatrix) else each for each in matrices], packed, x)
+
+
+def _products(
+    matrices: Sequence[PackedBitsMatrix], packed: Sequence[PackedBits], x: Float[Array, "T I"]
+) -> list[Float[Array, "T O"]]:
+    """`x` times each of some matrices with these arrays."""
+    layouts = [matrix.layout for matrix in matrices]
     specs = [_bits_specs(*pair) for pair in zip(layouts, packed, strict=True)]
-    multiply = partial(few_bits_products, dtype=firsts[0].dtype, devices=layouts[0].num_devices)
-    return on_shards(multiply, x, layouts, packed, specs)
+    multiply = partial(few_bits_products, dtype=matrices[0].dtype, devices=layouts[0].num_devices)
+    return on_shards(multiply, x, layouts, list(packed), specs)
 
 
 class PackedBitsTable(PackedBitsMatrix):
@@ -136,9 +144,10 @@ class PackedBitsTable(PackedBitsMatrix):
         """The rows `index`; one out of range gets the nearest row."""
         return unpack_columns(self.packed, jnp.clip(index, 0, self.num_rows - 1))
 
-    def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector with every row."""
-        return bits_matmuls(hidden, [self])[0]
+    def scores(self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None) -> Float[Array, "B V"]:
+        """Inner product of every hidden vector, or of the first `count`, with every row."""
+        packed = bits_in_stack(self.packed, len(hidden) if count is None else count)
+        return _products([self], [packed], hidden)[0]
 
 
 def packed_bits(held: QuantisedMatrix, library: Library, num_devices: int) -> QuantisedMatrix | PackedBitsMatrix:
@@ -258,9 +267,11 @@ def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], 
 
 def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
     words, scales = map(partition_spec, _bits_axes(layout, packed.scales.shape[-2]))
+    if packed.words.ndim > len(words):  # a stack of one
+        words, scales = PartitionSpec(None, *words), PartitionSpec(None, *scales)
     minima, units = (None if other is None else scales for other in (packed.minima, packed.units))
-    layer = None if packed.layer is None else PartitionSpec()
-    return PackedBits(words, scales, packed.bits, minima, units, layer=layer)
+    place = None if packed.place is None else PartitionSpec()
+    return PackedBits(words, scales, packed.bits, minima, units, place=place)
 
 
 def _bits_shardings(layout: PackedLayout, packed: PackedBits) -> PackedBits:

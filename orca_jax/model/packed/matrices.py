@@ -95,9 +95,9 @@ class PackedTable(PackedMatrix):
         """The rows `index`; one out of range gets the nearest row."""
         return packed_columns(self[...], jnp.clip(index, 0, self.num_rows - 1), self.get_metadata("layout").width)
 
-    def scores(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
-        """Inner product of every hidden vector with every row, with float32 sums."""
-        return packed_matmuls(hidden, [self])[0]
+    def scores(self, hidden: Float[Array, "B E"], count: Int[Array, ""] | None = None) -> Float[Array, "B V"]:
+        """Inner product of every hidden vector, or of the first `count`, with every row, with float32 sums."""
+        return packed_matmuls(hidden, [self], count)[0]
 
 
 def packed_table(plain: nnx.Param[Any], library: Library, num_devices: int) -> nnx.Param[Any]:
@@ -137,11 +137,16 @@ def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
     return _packed(read, layout)
 
 
-def packed_matmuls(x: Float[Array, "T I"], matrices: Sequence[PackedMatrix]) -> list[Float[Array, "T O"]]:
-    """`x` times each of some packed matrices with the same inputs, with float32 sums, in one call of the library."""
+def packed_matmuls(
+    x: Float[Array, "T I"], matrices: Sequence[PackedMatrix], count: Int[Array, ""] | None = None
+) -> list[Float[Array, "T O"]]:
+    """`x` times each of some packed matrices with the same inputs, with float32 sums, in one call of the library.
+
+    With `count`, single matrices multiply the first rows alone, and the results of others are undefined.
+    """
     layouts: list[PackedLayout] = [matrix.get_metadata("layout") for matrix in matrices]
     specs = [Packed._make((PartitionSpec(None, *layout.sharding.spec[-3:]), PartitionSpec())) for layout in layouts]
-    packed = [in_stack(matrix.get_value()) for matrix in matrices]
+    packed = [in_stack(matrix.get_value(), len(x) if count is None else count) for matrix in matrices]
     return on_shards(partial(packed_products, devices=layouts[0].num_devices), x, layouts, packed, specs)
 
 

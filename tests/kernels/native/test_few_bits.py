@@ -170,6 +170,10 @@ def test_a_row_does_not_depend_on_the_others(bits: int, dtype: jnp.dtype) -> Non
         for rows in (1, 2, 7, 24):
             np.testing.assert_array_equal(multiply(x[5 : 5 + rows], held, dtype), together[5 : 5 + rows])
         np.testing.assert_array_equal(multiply(x, held, dtype, 1000), together)
+        packed = api.pack_bits(held, library_of().width)
+        for rows in (0, 1, 25, 131):  # others are undefined
+            first = api.few_bits_product(x, api.bits_in_stack(packed, rows), dtype)
+            np.testing.assert_array_equal(first[:rows], together[:rows])
 
 
 @needs_library
@@ -216,6 +220,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     for packed in (*wrong, replace(good, minima=half), replace(good, scales=good.scales.astype(jnp.int32))):
         with pytest.raises(jax.errors.JaxRuntimeError, match="of few bits do not fit"):
             api.few_bits_product(x, packed, FLOAT32).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="of few bits do not fit"):
+        api.few_bits_product(x, api.bits_in_stack(good, -1), FLOAT32).block_until_ready()
     for packed in (replace(good, words=good.words[:, :4]), replace(good, bits=8)):
         with pytest.raises(AssertionError, match="words of a column cannot hold 64 inputs of"):
             api.few_bits_product(x, packed, FLOAT32)

@@ -61,13 +61,15 @@ def test_a_product_with_a_matrix_of_a_stack(dtype: str) -> None:
     width, x = library_of(dtype).width, numbers((5, 38), "float32", 1)
     matrices = [numbers((38, 2 * width), dtype, seed) for seed in range(3)]
     stack = api.pack(jnp.stack(matrices), width)
-    multiply = jax.jit(lambda layer: api.packed_product(x, api.Packed(stack, layer)))
+    multiply = jax.jit(lambda layer, rows=5: api.packed_product(x, api.Packed(stack, api.LayerRows(layer, rows))))
     for layer, matrix in enumerate(matrices):
         np.testing.assert_array_equal(stack[layer], api.pack(matrix, width))
         np.testing.assert_array_equal(multiply(layer), api.packed_product(x, api.pack(matrix, width)))
-    for layer in (-1, 3):
-        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="no such index"):
-            multiply(layer).block_until_ready()
+    for layer, rows in ((-1, 5), (3, 5), (0, -1)):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="no such place"):
+            multiply(layer, rows).block_until_ready()
+    for rows in (0, 1, 4, 6):  # others are undefined
+        np.testing.assert_array_equal(multiply(1, rows)[:rows], multiply(1)[:rows])
 
 
 @needs_library
@@ -75,8 +77,8 @@ def test_a_product_with_a_matrix_of_a_stack(dtype: str) -> None:
 def test_several_matrices_in_one_call(dtype: str) -> None:
     """Threads share the blocks of all of them. Each result has the bits of a call of its own."""
     width, x = library_of(dtype).width, numbers((5, 512), "float32", 1)
-    stacks = [api.pack(numbers((512, n * width), dtype, n), width)[None] for n in (9, 1, 4)]
-    matrices = [api.Packed(stack, jnp.int32(0)) for stack in stacks]
+    stacks = [api.pack(numbers((512, n * width), dtype, n), width) for n in (9, 1, 4)]
+    matrices = [api.in_stack(stack, 5) for stack in stacks]
     together = jax.jit(api.packed_products)(x, matrices)
     for found, matrix in zip(together, matrices, strict=True):
         np.testing.assert_array_equal(found, api.packed_product(x, matrix, devices=1000))

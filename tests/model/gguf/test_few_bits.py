@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from jax.sharding import NamedSharding
 
 from orca_jax.assembly.executor import arrange_for
-from orca_jax.kernels.native import unpack_columns
+from orca_jax.kernels.native import LayerRows, unpack_columns
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, packed_blocks
 from orca_jax.model.layers import Linear
 from orca_jax.model.load import load_decoder, prepare_load
@@ -73,7 +73,9 @@ def test_a_layer_of_a_stack_in_two_forms_on_two_devices(axes: tuple[str, str]) -
 
     @jax.jit
     def product(layer: jax.Array) -> jax.Array:
-        own = [(path, layer_of(variable, layer)) for path, variable in nnx.to_flat_state(state)]
+        own = [
+            (path, layer_of(variable, LayerRows(layer, jnp.int32(3)))) for path, variable in nnx.to_flat_state(state)
+        ]
         return bits_matmuls(jnp.asarray(x), [nnx.merge(structure, nnx.from_flat_state(own))])[0]
 
     for layer, name in enumerate(names):

@@ -12,6 +12,7 @@ from flax import nnx
 from orca_jax.assembly.executor import arrange
 from orca_jax.config import DType, ModelConfig, Quantization
 from orca_jax.kernels.native import Library
+from orca_jax.model.block import AttentionOnly
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, random_decoder
 from orca_jax.model.packed.matrices import PackedMatrix, PackedTable, held_values, plain_shape
@@ -104,6 +105,27 @@ def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...]
     stacked = hidden(library_of())
     assert stacked.shape[0] == (8 if keep is None else len(keep))
     np.testing.assert_array_equal(stacked, hidden(None))
+
+
+@needs_library
+@pytest.mark.parametrize("keep", [None, (4, 1, 0, 0)])
+def test_padding_changes_no_bit_of_a_token(keep: tuple[int, ...] | None) -> None:
+    """Nor does leaving it out: the results of padding are undefined."""
+    decoder = random_decoder(model(), dtype="float32", mesh=mesh_of(1))
+    arrange("cpu", decoder, library_of())
+    decoder.pack(library_of(), 1)
+    kept, num_kept = (None, 5) if keep is None else (jnp.array(keep, jnp.int32), 2)
+
+    @jax.jit
+    def hidden(decoder: Decoder, ids: jax.Array, count: jax.Array | None = None) -> jax.Array:
+        attend = AttentionOnly(dense_attention(model()))
+        return decoder.run_layers(ids, jnp.arange(len(ids)), attend, 0, kept, num_tokens=count)[0]
+
+    ids = jnp.asarray(IDS[:5])
+    wanted = np.asarray(hidden(decoder, ids))[:num_kept]
+    for count in (None, jnp.int32(5)):
+        found = hidden(decoder, jnp.pad(ids, (0, 7), constant_values=9), count)
+        np.testing.assert_array_equal(np.asarray(found)[:num_kept], wanted)
 
 
 @needs_library
