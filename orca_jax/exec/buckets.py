@@ -90,7 +90,11 @@ def _cut(members: Sequence[Member], indices: Sequence[int], largest: int) -> Ite
     launch: list[Segment] = []
     room = largest
     sizes = [(index, members[index].num_tokens) for index in indices]
-    for index, left in [each for each in sizes if each[1] == 1] + [each for each in sizes if each[1] > 1]:
+    sizes = [each for each in sizes if each[1] == 1] + [each for each in sizes if each[1] > 1]
+    if sizes and sum([size for _, size in sizes]) <= largest:  # nearly all
+        yield [Segment(index, 0, size) for index, size in sizes]
+        return
+    for index, left in sizes:
         offset = 0
         while left:
             size = min(left, room)

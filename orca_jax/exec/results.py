@@ -83,13 +83,16 @@ def read_results(
             continue
         tokens, finite = np.asarray(launch.drawn.tokens).tolist(), np.asarray(launch.drawn.finite).tolist()
         reader = _reader(launch, vocab_size)
+        if reader is None:
+            for index, *draw in zip(launch.kept.members, tokens, finite, strict=False):  # places after them are unused
+                drawn.setdefault(index, []).append((*draw, None))
+            continue
         for place, (index, target) in enumerate(zip(launch.kept.members, launch.kept.targets, strict=True)):
             if target is not None:
-                assert reader is not None, "a scored token went through the full sampler"
                 scores[index].append(reader.read(place, plan.members[index].num_top_targets))
                 continue
             num_top = launch.num_top[place]
-            logprobs = None if num_top is None or reader is None else reader.read(place, num_top)
+            logprobs = None if num_top is None else reader.read(place, num_top)
             drawn.setdefault(index, []).append((tokens[place], finite[place], logprobs))
     results = []
     for index, member in enumerate(plan.members):

@@ -30,7 +30,8 @@ from orca_jax.model.layers import Table
 from orca_jax.model.sharding import TENSOR_AXIS
 from orca_jax.request import TokenSet
 
-_GROUP = 8  # places drawn at a time, if others are skipped
+_LEAST_GROUP = 8  # places drawn at a time, if others are skipped
+_GROUP_SCORES = 2**19  # those of more places, if the vocabulary is small
 
 
 class Draws(NamedTuple):
@@ -247,7 +248,7 @@ def _draw(table: Table, hidden: Float[Array, "B E"], draws: Draws, draw: Callabl
         return draw(table.scores(hidden), *places)
     count = jnp.sum(draws.parameters.position > 0, dtype=jnp.int32)
     given = table.scores(hidden, count), *places
-    size = min(_GROUP, len(hidden))
+    size = min(max(_LEAST_GROUP, _GROUP_SCORES // table.num_rows), len(hidden))
 
     def of_group(start: Int[Array, ""]) -> Drawn:
         return draw(*jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, start, size), given))
