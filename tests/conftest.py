@@ -132,7 +132,8 @@ def narrow_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_programs(narrow_samplers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile fewer programs: narrow samplers, and few buckets. A small batch gets more padding then."""
-    monkeypatch.setattr("orca_jax.exec.buckets._FINE", (4, 16, 64))
+    for sizes in ("_FINE", "_COARSE"):
+        monkeypatch.setattr(f"orca_jax.exec.buckets.{sizes}", (4, 16, 64))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def measured_sizes(buckets: Sequence[int], *, skips_padding: bool) -> tuple[int,
     """Token counts of the launches that are measured: those of buckets, and doubles between them if padding is free."""
     if not skips_padding:
         return tuple(buckets)
-    doubled = {2**power for power in range(buckets[-1].bit_length())}
+    doubled = {2**power for power in range(buckets[0].bit_length(), buckets[-1].bit_length())}
     return tuple(sorted({*buckets, *doubled}))
 
 
@@ -48,11 +48,11 @@ def sampler_width(num_draws: int) -> int:
 def sampler_widths(num_draws: int, *, can_skip: bool = False) -> tuple[int, ...]:
     """Widths of the plain samplers, doubled up to the largest: unembedding 64 rows takes GPT-2 twice as long as 16.
 
-    Samplers that skip places not in use have the largest width alone.
+    Those that skip places not in use have the largest width alone, and 1, since they draw groups of places.
     """
     largest = sampler_width(num_draws)
-    if can_skip:
-        return (largest,)
+    if can_skip and largest > _MIN_WIDTH:
+        return (1, largest)
     sizes = [_MIN_WIDTH]
     while 2 * sizes[-1] < largest:
         sizes.append(2 * sizes[-1])

@@ -105,12 +105,11 @@ class Programs:
         if config.lora is not None:
             self.adapted_layouts = {size: replace(each, has_slots=True) for size, each in self.layouts.items()}
             self._stacks = stack_specs(self._model, config.lora, config.dtype, mesh)
-        self.widths = sampler_widths(
-            config.num_rows + config.num_drafts, can_skip=self.is_last and decoder.unembedding.can_skip
-        )
+        can_skip = self.is_last and decoder.unembedding.can_skip
+        self.widths = sampler_widths(config.num_rows + config.num_drafts, can_skip=can_skip)
         # The full sampler draws no proposals, or as few as fit.
         most = sampler_width(config.num_rows)
-        self.full_widths: tuple[int, ...] = (most,) if len(self.widths) == 1 else (self.widths[0], most)
+        self.full_widths: tuple[int, ...] = (most,) if can_skip else (self.widths[0], most)
         self.kinds = plain_kinds(mesh.devices.flat[0].platform)
         if greedy_only:
             self.widths, self.full_widths, self.kinds = self.widths[-1:], (), ("greedy",)

@@ -30,12 +30,13 @@ def test_few_programs_if_padding_is_skipped() -> None:
     assert default_buckets(512, skips_padding=True) == (1, 8, 32, 128, 512)
     assert default_buckets(600, skips_padding=True) == (1, 8, 32, 128, 512, 600)
     assert default_buckets(20, skips_padding=True) == (1, 8, 20)
-    assert (sampler_widths(100), sampler_widths(100, can_skip=True)) == ((8, 16, 32, 64, 100), (100,))
+    assert (sampler_widths(100), sampler_widths(100, can_skip=True)) == ((8, 16, 32, 64, 100), (1, 100))
 
 
 def test_sizes_between_buckets_are_measured_if_padding_is_skipped() -> None:
     assert measured_sizes((1, 8, 20), skips_padding=False) == (1, 8, 20)
     assert measured_sizes((1, 8, 20), skips_padding=True) == (1, 2, 4, 8, 16, 20)
+    assert measured_sizes((6, 40), skips_padding=True) == (6, 8, 16, 32, 40)
 
 
 def test_bucket_for_is_the_smallest_that_is_large_enough() -> None:

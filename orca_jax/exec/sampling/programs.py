@@ -1,11 +1,11 @@
 """The samplers: programs from hidden vectors to tokens. Their number does not depend on the buckets.
 
-Plain samplers exist for several widths, 8, 16, and so on, up to one place for each row, or for the largest alone if the
-unembedding skips places that are not in use. On a GPU there are two more kinds of them, without any branch. The full
-sampler supports every sampling feature. It is compiled for the smallest and the largest width only, and a launch
-without these features does not pay for them. The samplers are programs apart from
-the layers, so the host can compute the masks of a grammar while the layers run. Their inputs beside hidden vectors are
-one vector for every launch, and two more arrays for full samplers.
+Plain samplers exist for several widths, 8, 16, and so on, up to one place for each row. If the unembedding skips places
+that are not in use, 1 and the largest width are enough. On a GPU there are two more kinds of them, without any branch.
+The full sampler supports every sampling feature. It is compiled for the smallest and the largest width only, or for the
+largest alone, and a launch without these features does not pay for them. The samplers are programs apart from the
+layers, so the host can compute the masks of a grammar while the layers run. Their inputs beside hidden vectors are one
+vector for every launch, and two more arrays for full samplers.
 """
 
 from collections.abc import Callable, Mapping, Sequence

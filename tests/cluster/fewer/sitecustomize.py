@@ -3,4 +3,4 @@
 from orca_jax.exec import buckets
 
 buckets._MIN_LARGEST_WIDTH = 8
-buckets._FINE = (4, 16, 64)
+buckets._FINE = buckets._COARSE = (4, 16, 64)
