@@ -42,13 +42,10 @@ class Ordered:
         if self.order.preempts:
             return self._first(view)
         residents, draft = self._sorted(view.residents, view.now), _Draft(view)
-        chunks = []
-        for job in residents:
-            left = job.num_left
-            if left == 1:
-                draft.resume(job, 1, residents)
-            elif left:
-                chunks.append((job, left))
+        lefts = [(job, left) for job in residents if (left := job.num_left)]
+        increments, chunks = [each for each in lefts if each[1] == 1], [each for each in lefts if each[1] > 1]
+        if not draft.resumes(increments):
+            chunks = [*increments, *chunks]
         for job, left in chunks:
             draft.resume(job, left, residents)
         if draft.budget and view.free_rows and not draft.is_short:
@@ -142,6 +139,21 @@ class _Draft:
         if not self.budget or len(self.run) == self.view.max_batch:
             return False
         return self.num_draws < self.view.max_draws or num_left > self.budget
+
+    def resumes(self, increments: Sequence[tuple[RequestView, int]]) -> bool:
+        """Begin with these residents, if places, tokens and pages are enough for all of them."""
+        view, count, free = self.view, len(increments), self.free
+        if count > min(view.max_batch, view.max_draws, self.budget):
+            return False
+        taken = self.taken
+        for job, _ in increments:
+            taken += view.pages(job, 1)
+            if taken > free:
+                return False
+        self.run, self.num_draws, self.taken = [*increments], count, taken
+        self.budget -= count
+        self.free -= taken
+        return True
 
     def choose(self, job: RequestView, num_left: int, num_tokens: int, pages: BlockCount) -> None:
         """Add a job with so many of its tokens, which take these pages."""

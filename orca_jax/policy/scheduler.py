@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence, Set
 from itertools import starmap
-from operator import eq, gt
+from operator import index
 from typing import Any, ClassVar
 
 from orca_jax.errors import EngineError
@@ -141,20 +141,23 @@ class PolicyScheduler:
             PolicyError: it raised an exception, or the decision cannot be applied.
         """
         table = self._table
-        self._tell("ended", [(job,) for job in table.begin(pool, pool.now)])
+        if ended := table.begin(pool, pool.now):
+            self._tell("ended", [(job,) for job in ended])
         view = LiveView(self, table, pool, kv)
-        start = time.thread_time()
+        start = time.perf_counter()
         wanted = self._tell("decide", [(view,)])[0]
-        is_slow = self._is_slow(time.thread_time() - start)
-        decision = self.guard.overrule(self._formed(wanted), view, table, pool)
-        self._check(decision, view)
+        is_slow = self._is_slow(time.perf_counter() - start)
+        newcomers = self._newcomers(wanted)
+        decision = self.guard.overrule(wanted, view, table, pool)
+        if decision is not wanted:
+            newcomers = self._newcomers(decision)
+        self._check(decision, newcomers, view)
         run: Sequence[tuple[Any, int]] = decision.run
         evict: Sequence[Any] = decision.evict
-        is_plain = kv.states is None
-        choices = [
-            Choice(job.request, size) if is_plain and job.left is not None else self._choice(job, size, kv)
-            for job, size in run
-        ]
+        if newcomers or kv.states is not None:
+            choices = [self._choice(job, size, kv) for job, size in run]
+        else:
+            choices = [Choice(job.request, size) for job, size in run]
         for job in evict:
             job.num_evictions += 1
         self._tell("started", run)
@@ -203,47 +206,55 @@ class PolicyScheduler:
     def _refuse(self, problem: str) -> PolicyError:
         return PolicyError(f"{self.name}: {problem}")
 
-    def _formed(self, decision: object) -> Decision:
-        """A decision whose jobs are live ones of this engine."""
+    def _newcomers(self, decision: object) -> Set[Any]:
+        """The jobs of a decision that have no row yet. Refuse what is not a decision about live jobs of this engine."""
         if not isinstance(decision, Decision):
             raise self._refuse(f"decide returned {type(decision).__name__} instead of a Decision")
+        run, evict = decision.run, decision.evict
         try:
-            jobs = {job for job, _ in decision.run}.union(decision.evict)
+            jobs, count = {job for job, _ in run}, len(run)
+            index(sum([size for _, size in run]))  # one that is not whole raises an exception
+            named = jobs.union(evict) if evict else jobs
         except (TypeError, ValueError) as error:
             raise self._refuse(f"`run` needs pairs of a job and its tokens, and `evict` jobs: {error}") from error
-        for job in jobs.difference(self._table.with_rows):
+        strangers = named.difference(self._table.with_rows)
+        for job in strangers:
             if not self._table.is_live(job):
                 raise self._refuse(f"{job!r} has ended, or was never seen; drop jobs when `ended` is called")
-        if decision.wake_after is not None and decision.run:
+        if decision.wake_after is not None and run:
             raise self._refuse("wake_after is given together with jobs to run")
-        return decision
+        if len(jobs) < count:
+            raise self._refuse(f"{_twice([job for job, _ in run])!r} is in the decision twice")
+        if evict:
+            if len(set(evict)) < len(evict):
+                raise self._refuse(f"{_twice(evict)!r} is in the decision twice")
+            for job in evict:
+                if job in strangers:
+                    raise self._refuse(f"{job!r} is evicted and has no row")
+                if job in jobs:
+                    raise self._refuse(f"{job!r} is run and evicted")
+        return strangers
 
-    def _check(self, decision: Decision, view: LiveView) -> None:
-        """Refuse a decision that cannot be applied."""
+    def _check(self, decision: Decision, newcomers: Set[Any], view: LiveView) -> None:
+        """Refuse a decision beyond the limits of the view."""
         run, evict = decision.run, decision.evict
-        jobs, sizes = [job for job, _ in run], [size for _, size in run]
-        lefts = [job.num_left for job in jobs]
-        for each in (jobs, evict):
-            if len(set(each)) < len(each):
-                twice = next(job for job in each if each.count(job) > 1)
-                raise self._refuse(f"{twice!r} is in the decision twice")
-        for job in evict:
-            if not job.is_resident:
-                raise self._refuse(f"{job!r} is evicted and has no row")
-            if job in jobs:
-                raise self._refuse(f"{job!r} is run and evicted")
-        if any(map(gt, sizes, lefts)) or min(sizes, default=1) < 1:
-            job, size, left = next(each for each in zip(jobs, sizes, lefts, strict=True) if not 1 <= each[1] <= each[2])
-            raise self._refuse(f"{job!r} runs with {size} tokens, and num_left is {left}")
-        num_tokens, newcomers = sum(sizes), set(jobs).difference(self._table.with_rows)
+        sizes, unused = [size for _, size in run], [job.num_left - size for job, size in run]
+        if run and (min(unused) < 0 or min(sizes) < 1):
+            job, size = next(each for each in run if not 1 <= each[1] <= each[0].num_left)
+            raise self._refuse(f"{job!r} runs with {size} tokens, and num_left is {job.num_left}")
+        num_tokens = sum(sizes)
         for what, number, most in (
             ("jobs", len(run), view.max_batch),
             ("tokens", num_tokens, view.token_budget),
             ("newcomers", len(newcomers), view.free_rows + len(evict)),
-            ("jobs that draw a token", sum(map(eq, sizes, lefts)), view.max_draws),
+            ("jobs that draw a token", unused.count(0), view.max_draws),
         ):
             if number > most:
                 raise self._refuse(f"{number} {what} in one iteration, and the limit is {most}")
         free = sum([view.releases(job) for job in evict], view.free_pages)
         if (taken := view.lack(run, newcomers, num_tokens, free)) is not None:
             raise self._refuse(f"the decision takes {taken} pages, and {free} are free")
+
+
+def _twice(jobs: Sequence[Any]) -> Any:
+    return next(job for job in jobs if jobs.count(job) > 1)

@@ -91,6 +91,8 @@ BROKEN: dict[str, tuple[Callable[[Base, PolicyView], Any], str]] = {
     "twice the same": (lambda policy, view: Decision([(job, 1) for job in view.waiting] * 2), "job 0 is in the"),
     "an ended job": (_ended, "has ended, or was never seen"),
     "too many tokens": (lambda policy, view: Decision([(next(iter(view.waiting)), 9)]), "9 tokens, and num_left is 5"),
+    "half a token": (lambda policy, view: Decision([(next(iter(view.waiting)), 0.5)]), "`run` needs pairs of a job"),
+    "a generator": (lambda policy, view: Decision((job, 1) for job in view.waiting), "`run` needs pairs of a job"),
     "no tokens": (lambda policy, view: Decision([(next(iter(view.waiting)), 0)]), "0 tokens, and num_left is 5"),
     "over budget": (lambda policy, view: Decision([(job, 5) for job in view.waiting]), "10 tokens in one iteration"),
     "too many jobs": (lambda policy, view: Decision([(job, 1) for job in view.waiting]), "3 jobs in one iteration"),
