@@ -141,7 +141,7 @@ class Decision(NamedTuple):
 
     Attributes:
         run: jobs and the number of tokens of each, from 1 to `num_left`. The engine may cut the number at a border of
-            recurrent states.
+            recurrent states, and lets a waiting job wait whose cached pages are those of a job in `evict`.
         evict: residents that lose row and pages before the iteration.
         wake_after: seconds after which the policy is asked again if nothing happens before; only if `run` is empty.
     """

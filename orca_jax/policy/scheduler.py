@@ -149,8 +149,10 @@ class PolicyScheduler:
         is_slow = self._is_slow(time.perf_counter() - start)
         newcomers = self._newcomers(wanted)
         decision = self.guard.overrule(wanted, view, table, pool)
-        if decision is not wanted:
+        if is_overruled := decision is not wanted:
             newcomers = self._newcomers(decision)
+        if newcomers and decision.evict:
+            decision, newcomers = self._in_turn(decision, newcomers, kv)
         self._check(decision, newcomers, view)
         run: Sequence[tuple[Any, int]] = decision.run
         evict: Sequence[Any] = decision.evict
@@ -164,7 +166,7 @@ class PolicyScheduler:
         return Selection(
             choices,
             [job.request for job in evict],
-            is_overruled=decision is not wanted,
+            is_overruled=is_overruled,
             is_slow=is_slow,
             wake_after=None if choices else decision.wake_after,
         )
@@ -234,6 +236,16 @@ class PolicyScheduler:
                 if job in jobs:
                     raise self._refuse(f"{job!r} is run and evicted")
         return strangers
+
+    def _in_turn(self, decision: Decision, newcomers: Set[Any], kv: KVManager) -> tuple[Decision, Set[Any]]:
+        """Leave out newcomers that reuse pages of an evicted job, until the next decision.
+
+        Such a page counts as free, since its job gives it back, and as one that the newcomer does not take.
+        """
+        evict: Sequence[Any] = decision.evict
+        held = [kv.blocks_of(job.request.row) for job in evict]
+        late = {job for job in newcomers if any(map(self._table.hit_of(job).reuses, held))}
+        return decision._replace(run=[each for each in decision.run if each[0] not in late]), newcomers - late
 
     def _check(self, decision: Decision, newcomers: Set[Any], view: LiveView) -> None:
         """Refuse a decision beyond the limits of the view."""

@@ -75,6 +75,11 @@ class Hit(NamedTuple):
     sources: tuple[int, ...] = ()
     state: int = NO_BLOCK
 
+    def reuses(self, blocks: Sequence[Sequence[int]]) -> bool:
+        """True if the hit has a block among these of a row, by group."""
+        of_pages = any({*mine}.intersection(each) - {NO_BLOCK} for mine, each in zip(self.blocks, blocks, strict=False))
+        return of_pages or any(source in each for source, each in zip(self.sources, blocks, strict=False))
+
     def without_copy(self, page_size: int) -> "Hit":
         """The full pages alone; nothing if the model has states, since the one found is good at another position."""
         if self.state != NO_BLOCK:

@@ -191,6 +191,26 @@ def test_a_resident_that_is_left_out_is_added() -> None:
     assert lab.engine.stats.overruled_decisions == lab.scheduler.inner.guard.num_overrules > 0
 
 
+def test_pages_of_an_evicted_job_are_not_counted_twice() -> None:
+    """The newcomers reuse the two pages that `r0` gives back: 7 of 6 pages would be held."""
+
+    def decide(policy: Base, view: PolicyView) -> Decision:
+        waiting = list(view.waiting)
+        if len(waiting) == 2 and [job.num_generated for job in view.residents] == [1]:
+            assert [view.pages(job, job.num_left) for job in waiting] == [1, 4] and view.free_pages == 4
+            return Decision([(job, job.num_left) for job in waiting], view.residents)
+        return Decision(fitting(view, [*view.residents, *waiting]))
+
+    lab = lab_of(deciding(decide), num_pages=6, reuses_prefixes=True)
+    lab.add("r0", 8, 4)
+    lab.step()
+    lab.add("r1", 12, 1)
+    lab.add("r2", 21, 1)
+    lab.run()
+    assert lab.pool.num_preemptions == 1 and not lab.engine.stats.overruled_decisions
+    assert [len(lab.tokens[f"r{n}"]) for n in range(3)] == [4, 1, 1]
+
+
 def test_an_empty_decision_admits_the_oldest_job_or_sleeps() -> None:
     lab = lab_of(deciding(lambda policy, view: Decision([])))
     lab.add("r0", 4, 2)
