@@ -109,7 +109,10 @@ def _csv(results: Sequence[tuple[dict[str, Any], list[SimulatedRecord]]]) -> str
 
 
 def _print(runs: Sequence[dict[str, Any]]) -> None:
-    names = [f"{each['policy']}, {each['rate'] or 'at once'}, seed {each['seed']}" for each in runs]
+    policies = [each["policy"].partition(" (sha256:")[0] for each in runs]
+    names = [
+        f"{name}, {each['rate'] or 'at once'}, seed {each['seed']}" for name, each in zip(policies, runs, strict=True)
+    ]
     width = max(map(len, names))
     print(f"{'':<{width}}  " + "  ".join(COLUMNS.values()))
     for name, figures in zip(names, runs, strict=True):
