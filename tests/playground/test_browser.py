@@ -4,72 +4,23 @@ Run: `python -m pytest -n 0 -m browser tests/playground`
 """
 
 import json
-import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orca_jax.timeline.spans import request_spans
-from tests.sched.lab import Lab
-from tests.serve.running import Server, running, wait_until
-from tests.timeline.browser import AXE, SIZES, WatchedPage, browser, check_with_axe, count_colors
-from tests.timeline.test_live import WatchedLab
-from tests.timeline.traced import ONE
+from tests.playground.shown import MODEL, Shown, server, shown, text_of
+from tests.serve.running import Server, running
+from tests.timeline.browser import AXE, SIZES, browser, check_with_axe
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
 KEY = "sk-browser"
-MODEL = "preset:clock-10"  # an iteration takes 10 ms
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-__all__ = ["browser"]  # a fixture
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running("--max-num-seqs", "8", "--max-model-len", "512", model=MODEL) as started:
-        yield started
-
-
-class Shown(WatchedPage):
-    """The playground in a browser."""
-
-    def show(self, pane: str) -> None:
-        """Bring a half of the page to the front; a desktop shows both."""
-        if self.is_phone:
-            self.page.tap(f"button[data-pane={pane}]")
-
-    def open(self, url: str) -> "Page":
-        self.page.goto(f"{url}/")
-        self.page.get_by_text("live", exact=True).wait_for()
-        return self.page
-
-    def ask(self, text: str, max_tokens: int = 16) -> None:
-        self.page.locator("#fields [name=max_tokens]").evaluate(
-            "(field, value) => { field.value = value; field.dispatchEvent(new Event('input', {bubbles: true})) }",
-            str(max_tokens),
-        )
-        self.page.fill("#input", text)
-        self.page.press("#input", "Enter")
-
-    def show_tokens(self) -> None:
-        """Show the tokens of the first answer instead of its Markdown."""
-        self.page.get_by_role("button", name="Tokens", exact=True).first.click()
-
-    def wait_for_answer(self, number: int = 0) -> None:
-        self.page.locator(".message:not(.user)").nth(number).get_by_text("Regenerate").wait_for()
-
-
-@pytest.fixture(params=SIZES)
-def shown(request: pytest.FixtureRequest, browser: "Browser") -> Iterator[Shown]:
-    shown = Shown(browser, request.param)
-    yield shown
-    shown.context.close()
-    assert shown.faults == []
+__all__ = ["browser", "server", "shown"]  # fixtures
 
 
 def answer(text: str, thought: str = "") -> str:
@@ -97,10 +48,6 @@ def chatting(shown: Shown, server: Server, stream: str) -> "Page":
     shown.page.route("**/playground/settings", settings)
     shown.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream, headers=sent))
     return shown.open(server.url)
-
-
-def text_of(page: "Page", selector: str) -> str:
-    return page.locator(selector).first.inner_text()
 
 
 def test_an_answer_arrives_with_its_figures(shown: Shown, server: Server) -> None:
@@ -186,43 +133,6 @@ def test_prompts_parameters_and_exports(shown: Shown, server: Server) -> None:
     saved = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
     assert saved["mode"] == "prompt" and [each["role"] for each in saved["messages"]] == ["user", "assistant"]
     assert saved["messages"][1]["stats"]["tokens"] <= 4
-
-
-def test_a_burst_and_its_replay(shown: Shown, server: Server) -> None:
-    page = shown.open(server.url)
-    shown.show("engine")
-    assert text_of(page, "#gain") == "Send a burst to compare two kinds of scheduling."
-    page.click("#burst")
-    wait_until(lambda: int(text_of(page, "[data-figure=running]")) > 1)
-    page.locator("#burst:not(:disabled)").wait_for()
-    page.locator("#gain", has_text="sooner").wait_for()
-    mean = r"(\d+) iterations, an answer after (\d+)"
-    numbers = re.search(rf"tion-level scheduling: {mean} .*Request-level scheduling: {mean}", text_of(page, "#result"))
-    assert numbers is not None
-    here, mean_here, there, mean_there = (int(number) for number in numbers.groups())
-    gains = re.fullmatch(r"([\d.]+) times sooner, ([\d.]+) times fewer iterations", text_of(page, "#gain"))
-    assert gains is not None and float(gains[2]) == round(there / here, 1) > 1
-    assert abs(float(gains[1]) - mean_there / mean_here) < 0.1
-    assert "request-level: computed in this page" in text_of(page, "#basis")
-    first = page.evaluate("document.querySelector('#replay').getBoundingClientRect().bottom")
-    assert first < page.viewport_size["height"], "the result needs a scroll"
-    assert page.url.endswith("/#burst=16&seed=1")
-    pixels = count_colors(900, 400)
-    assert all(page.locator(canvas).evaluate(pixels) > 20 for canvas in ("#rows", "#replay", "#batch"))
-    page.focus("#rows")
-    page.keyboard.press("ArrowUp")
-    assert re.match(r"Request \d+, iteration \d+: ", text_of(page, "#cell"))
-    page.click("#table-part summary")
-    page.locator("#table tr", has_text="ended (length)").nth(15).wait_for()
-
-
-def test_a_pause_ends_the_watch(shown: Shown, server: Server) -> None:
-    page = shown.open(server.url)
-    shown.show("engine")
-    page.click("#pause")
-    assert text_of(page, "#state") == "paused" and text_of(page, "#pause") == "Resume"
-    page.click("#pause")
-    page.get_by_text("live", exact=True).wait_for()
 
 
 def test_the_narrowest_phone_shows_the_whole_header(browser: "Browser", server: Server) -> None:
@@ -344,25 +254,6 @@ def test_the_rate_is_the_engines(shown: Shown, server: Server) -> None:
     assert rate is not None and 50 < float(rate[1]) <= 100, "an iteration takes 10 ms"
 
 
-def test_a_burst_can_be_saved_and_opened_again(shown: Shown, server: Server, tmp_path: Path) -> None:
-    page = shown.page
-    page.goto(f"{server.url}/#burst=12&seed=5")
-    page.get_by_text("a burst of 12 requests (seed 5)").wait_for()
-    page.click("#burst")
-    page.locator("#picture:not(:disabled)").wait_for()
-    assert "12 requests (seed 5)" in text_of(page, "#result")
-    with page.expect_download() as picture:
-        page.click("#picture")
-    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
-    with page.expect_download() as saved:
-        page.click("#page")
-    file = tmp_path / "burst.html"
-    saved.value.save_as(file)
-    page.goto(file.as_uri())
-    assert page.locator("tbody tr").count() == 12 and "12 requests" in text_of(page, ".scheduler")
-    assert re.match(r"Request \d+, iteration \d+: ", text_of(page, "#cell")), "it opens at the fullest iteration"
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_a_server_with_keys_asks_for_one(browser: "Browser", size: str) -> None:
     with running("--api-key", KEY, model=MODEL, api_key=KEY) as server:
@@ -433,77 +324,4 @@ def test_texts_and_tokens_need_not_agree(browser: "Browser", server: Server) -> 
     }"""
     for pieces, spans in PIECES:
         assert page.evaluate(script, pieces) == ["".join(text for text, _ in pieces), spans]
-    shown.context.close()
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "preempted": {},
-    "ends late": {"depth": 2},
-}
-
-
-@pytest.mark.parametrize("case", SHAPES)
-def test_the_page_has_the_spans_of_the_timeline(browser: "Browser", server: Server, case: str) -> None:
-    """Requests that wait, are recomputed, end late: the page's spans against `request_spans`."""
-    shape = ONE._replace(**{"budget": 6, "num_pages": 8, **SHAPES[case]})
-    lab = WatchedLab(max_bs=3, page_size=2, shape=shape, eos=(43,) if case == "ends late" else ())
-    lines = lab.watch()
-    for name, prompt, generated in (("A", 3, 6), ("B", 5, 7), ("C", 2, 4), ("D", 9, 2)):
-        lab.add(name, prompt, generated)
-    lab.run()
-    shown = Shown(browser, "desktop")
-    page = shown.open(server.url)
-    script = """async (lines) => {
-      const timeline = new (await import("/playground/timeline.js")).Timeline();
-      for (const line of lines) timeline.take(line);
-      const of = ({ kind, first, last, tokens }) => [kind, first, last, tokens];
-      return [...timeline.requests.values()].map((each) => [each.state, each.generated, each.spans.map(of)]);
-    }"""
-    found = page.evaluate(script, lines)
-    run = lab.timeline
-    every = [span for spans in request_spans(run).values() for span in spans]
-    happened = {
-        "preempted": any(iteration.preempted for iteration in run.iterations),
-        "ends late": any(span.kind == "repeat" for span in every),
-    }
-    assert happened[case]
-    for (state, generated, spans), (n, expected) in zip(found, request_spans(run).items(), strict=True):
-        assert (state, generated) == ("ended", run.ends[n].generated)
-        assert spans == joined([(each.kind, each.first, each.last, each.tokens) for each in expected])
-    again = page.evaluate(script, [*lines, {"start": {**lines[0]["start"], "num_arrived": 0}}])
-    assert again == [], "another engine counts from 0"
-    shown.context.close()
-
-
-def joined(spans: list[tuple[str, int, int, int]]) -> list[list[Any]]:
-    """Waits for different reasons joined, and spans of admitted requests without work left out."""
-    result: list[list[Any]] = []
-    for kind, first, last, tokens in spans:
-        if result and result[-1][0] == kind and result[-1][2] == first - 1 and kind in ("waiting", "preempted"):
-            result[-1][2] = last
-        elif kind != "idle":
-            result.append([kind, first, last, tokens])
-    return result
-
-
-def test_the_replay_is_that_of_the_scheduler(browser: "Browser", server: Server) -> None:
-    """The page's rule against `RequestLevelScheduler` on random bursts."""
-    shown = Shown(browser, "desktop")
-    page = shown.open(server.url)
-    draws = random.Random(5)
-    for _ in range(20):
-        size = draws.randrange(1, 5)
-        requests = [(draws.randrange(1, 9), draws.randrange(1, 9)) for _ in range(draws.randrange(1, 12))]
-        lab = Lab("request_level", max_bs=size, n_slots=1000)
-        ends: dict[str, int] = {}
-        for number, request in enumerate(requests):
-            lab.add(str(number), *request)
-        while lab.engine.has_work:
-            for update in lab.engine.step():
-                if update.finish_reason is not None:
-                    ends[update.request_id] = lab.engine.stats.iterations
-        script = "async ([lengths, size]) => (await import('/playground/replay.js')).requestLevel(lengths, size)"
-        replay = page.evaluate(script, [requests, size])
-        assert [row["end"] for row in replay["rows"]] == [ends[str(i)] for i in range(len(requests))]
-        assert replay["total"] == lab.engine.stats.iterations
     shown.context.close()
