@@ -86,7 +86,7 @@ def stages_of(text: str) -> dict[str, Stage]:
 def settings_of(stages: dict[str, Stage], target: str) -> dict[str, list[str]]:
     """The instructions about the running container, of a stage and the stages below it."""
     below = settings_of(stages, stages[target].base) if stages[target].base in stages else {}
-    kinds = ("ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD")
+    kinds = ("ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT")
     return {kind: [*below.get(kind, []), *stages[target].of(kind)] for kind in kinds}
 
 
@@ -217,10 +217,10 @@ def start(root: Path, settings: dict[str, list[str]]) -> dict[str, object]:
     mount("-o", "remount,ro", root)
     mount("-t", "tmpfs", "-o", f"uid={user},gid={user},mode=0700", "tmpfs", root / volume.strip("/"))
     own_network()
-    entry, flags = (json.loads(settings[name][-1]) for name in ("ENTRYPOINT", "CMD"))
+    entry = json.loads(settings["ENTRYPOINT"][-1])
     check = json.loads(settings["HEALTHCHECK"][-1].partition("CMD ")[2])
     begun = time.monotonic()
-    process = subprocess.Popen(inside(root, folder, variables, [*entry, *flags], user), start_new_session=True)
+    process = subprocess.Popen(inside(root, folder, variables, entry, user), start_new_session=True)
     try:
         while subprocess.run(inside(root, folder, variables, check, user), capture_output=True).returncode:
             if process.poll() is not None or time.monotonic() - begun > SECONDS:
@@ -248,7 +248,7 @@ def own_network() -> None:
 
 def first_token(port: int) -> str:
     """Generate a token over HTTP."""
-    body = json.dumps({"model": "demo", "prompt": "The sea was", "max_tokens": 1}).encode()
+    body = json.dumps({"prompt": "The sea was", "max_tokens": 1}).encode()
     request = Request(f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"})
     try:
         with urlopen(request, timeout=60) as response:

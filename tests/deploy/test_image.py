@@ -20,6 +20,7 @@ from tests.project.source import ROOT
 TEXT = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
 STAGES = stages_of(TEXT)
 TARGETS = ("cpu", "cuda", "tpu")
+SETTINGS = "deploy/image.yaml"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -97,19 +98,20 @@ def test_the_image_for_gpus_has_cuda_13_by_default() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_entry_point_is_the_command(target: str) -> None:
     settings = settings_of(STAGES, target)
-    (entry,), (command,) = settings["ENTRYPOINT"], settings["CMD"]
-    program, flags = json.loads(entry), json.loads(command)
+    program = json.loads(settings["ENTRYPOINT"][0])
     assert program[:2] == ["orca-jax", "serve"] and "orca-jax" in PROJECT["project"]["scripts"]
-    config = parse_args([*program[2:], *flags])
-    assert (config.host, config.engine.model, flags) == ("0.0.0.0", chosen_model()[0], ["--model=auto"])
+    assert program[2:] == [f"--config={copies('runtime')[0][1]}"] and copies("runtime")[0][0] == SETTINGS
+    config = parse_args(["--config", str(ROOT / SETTINGS)])
+    assert (config.host, config.engine.model) == ("0.0.0.0", chosen_model()[0])
     assert settings["EXPOSE"] == [str(config.port)]
+    assert parse_args(["preset:toy", "--config", str(ROOT / SETTINGS)]).engine.model == "preset:toy"
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_written_is_in_the_volume(target: str) -> None:
     settings = settings_of(STAGES, target)
     (volume,) = settings["VOLUME"]
-    cache = parse_args(json.loads(settings["ENTRYPOINT"][0])[2:]).engine.compile_cache
+    cache = parse_args(["--config", str(ROOT / SETTINGS)]).engine.compile_cache
     (downloads,) = re.findall(r"HF_HOME=(\S+)", " ".join(settings["ENV"]))
     assert cache is not None and all(place.startswith(f"{volume}/") for place in (cache, downloads))
     assert f"--owner=orca --group=orca --mode=0700 {volume}" in " ".join(STAGES["runtime"].of("RUN"))

@@ -34,13 +34,15 @@ def test_a_burst_and_its_replay(shown: Shown, server: Server) -> None:
     page.locator("#burst:not(:disabled)").wait_for()
     page.locator("#gain", has_text="sooner").wait_for()
     mean = r"(\d+) iterations, an answer after (\d+)"
-    numbers = re.search(rf"tion-level scheduling: {mean} .*Request-level scheduling: {mean}", text_of(page, "#result"))
+    numbers = re.search(rf"This engine: {mean} .*Request-level scheduling: {mean}", text_of(page, "#result"))
     assert numbers is not None
     here, mean_here, there, mean_there = (int(number) for number in numbers.groups())
     gains = re.fullmatch(r"([\d.]+) times sooner, ([\d.]+) times fewer iterations", text_of(page, "#gain"))
     assert gains is not None and float(gains[2]) == round(there / here, 1) > 1
     assert abs(float(gains[1]) - mean_there / mean_here) < 0.1
     assert "request-level: computed in this page" in text_of(page, "#basis")
+    assert text_of(page, "#live-title") == "Iteration-level scheduling, this engine"
+    assert "none takes the place" not in text_of(page, "#result")
     first = page.evaluate("document.querySelector('#replay').getBoundingClientRect().bottom")
     assert first < page.viewport_size["height"], "the result needs a scroll"
     assert page.url.endswith("/#burst=16&seed=1")

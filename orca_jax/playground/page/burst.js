@@ -10,6 +10,8 @@ const MOST = 256; // requests
 export class Burst {
   constructor(count, seed, settings, timeline) {
     this.timeline = timeline;
+    const kind = settings.scheduler === "request_level" ? "Request-level" : "Iteration-level";
+    this.title = `${kind} scheduling, this engine`;
     this.seed = seed;
     this.lengths = burstOf(count, settings.context, seed);
     this.requests = []; // those of the timeline, as they arrive
@@ -102,11 +104,13 @@ export class Burst {
   }
 
   text() {
-    const head = `${this.lengths.length} requests (seed ${this.seed}), at most ${this.maxBatch} in a batch. `;
+    const count = this.lengths.length;
+    const fits = count > this.maxBatch ? "" : " All fit into it, so none takes the place of another.";
+    const head = `${count} requests (seed ${this.seed}), at most ${this.maxBatch} in a batch.${fits} `;
     if (!this.isOver) return head;
     const { here, there } = this.means;
     return (
-      `${head}Iteration-level scheduling: ${this.elapsed} iterations, an answer after ${here.toFixed(0)} on average. ` +
+      `${head}This engine: ${this.elapsed} iterations, an answer after ${here.toFixed(0)} on average. ` +
       `Request-level scheduling: ${this.replay.total} iterations, an answer after ${there.toFixed(0)}.`
     );
   }

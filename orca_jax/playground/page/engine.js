@@ -17,7 +17,7 @@ const SUMMARY_MS = 3000; // between two updates for screen readers
 const RATE_SECONDS = 2;
 const TABLE_ROWS = 200;
 const RATE_TRIES = 8; // every TEXT_MS
-const BASIS = "Counted in iterations of this burst; request-level: computed in this page.";
+const BASIS = "than under request-level scheduling. Counted in iterations of this burst; request-level: computed in this page.";
 
 export class EngineView {
   constructor(settings, onState) {
@@ -220,7 +220,7 @@ export class EngineView {
     find("burst").disabled = true;
     try {
       await this.burst.run();
-      announce(`${this.burst.headline()}. ${BASIS}`);
+      announce(`${this.burst.headline()} ${BASIS}`);
     } catch (error) {
       find("cell").textContent = `The burst failed: ${error.message}`;
     }
@@ -247,7 +247,7 @@ export class EngineView {
     const isOn = find("compare").checked && this.burst !== null;
     find("replay-figure").hidden = !isOn;
     find("engine").classList.toggle("comparing", isOn);
-    find("live-title").textContent = isOn ? "Iteration-level scheduling, this engine" : "Requests by iteration";
+    find("live-title").textContent = isOn ? this.burst.title : "Requests by iteration";
     this.redraw();
   }
 

@@ -35,7 +35,7 @@ export function pictureOf(burst, drawLive, about, theme) {
   about.forEach((line, i) => write(line, 70 + 20 * i, "14px", theme.muted));
   const { first, count, label } = burst.view();
   const scale = evenScale(first, (CHART.width - LABEL - 4) / count, label);
-  chart("Iteration-level scheduling, this engine", 140, (target) => drawLive(target, scale));
+  chart(burst.title, 140, (target) => drawLive(target, scale));
   chart("Request-level scheduling, computed in the page", 450, (target) => burst.drawReplay(target, theme));
   return canvas;
 }
