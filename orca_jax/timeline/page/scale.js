@@ -4,6 +4,7 @@ import { LABEL } from "./draw.js";
 
 const GRID_COLUMN = 5; // pixels; narrower columns are not separated
 const TICK = 74; // pixels between two numbers, at least
+const TEXT = 40; // pixels of a number with its text below
 
 /** The smallest 1, 2 or 5 times a power of ten that is at least `least`. */
 function niceStep(least) {
@@ -25,7 +26,7 @@ export function evenScale(first, width, label, below = null) {
     ticks({ left, right }, until) {
       const ticks = [];
       const step = Math.max(1, niceStep(TICK / width));
-      for (let column = this.columnAt(left); column < Math.min(this.columnAt(right), until); column++) {
+      for (let column = this.columnAt(left); column < Math.min(this.columnAt(right - TEXT), until); column++) {
         const number = label(column);
         if (number === null || number % step || column < first) continue;
         ticks.push({ x: this.left(column), texts: below ? [number, below(column)] : [number] });
@@ -56,7 +57,7 @@ export function timeScale(begins, ends, start, perSecond) {
       const ticks = [];
       const step = niceStep(TICK / perSecond);
       const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-      for (let i = Math.ceil((start + (left - LABEL) / perSecond) / step - 1e-9); place(i * step) < right - 20; i++) {
+      for (let i = Math.ceil((start + (left - LABEL) / perSecond) / step - 1e-9); place(i * step) < right - TEXT; i++) {
         ticks.push({ x: place(i * step), texts: [`${(i * step).toFixed(decimals)} s`] });
       }
       return ticks;
