@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; before huggingface_hub reads it
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
+from tests.run.rewriting import rewrite_share
 from tests.shapes.hook import check_shapes
 
 FAKE_CPU_DEVICES = 8
@@ -51,10 +53,21 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Rewrite assertions in all processes of a run at once."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None and not sys.dont_write_bytecode:
+        rewrite_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what lasts as long as the run: modules and thousands of tests."""
+    """Let the garbage collector pass over what lasts as long as the run: modules and thousands of tests.
+
+    Afterwards it comes more rarely: by default after every 700 objects.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(optionalhook=True)  # a hook of xdist, unknown without the plugin
