@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from orca_jax.flags.needs import FLAG_NEEDS
 from orca_jax.layer_config import ExpertsConfig, LatentConfig, LayerInputs, WideConfig
 from orca_jax.server_config import ServerConfig
 from orca_jax.sim.toy import TOY_MODEL
-from tests.project.source import ROOT
+from tests.project.source import python_files
 
 DRAFTS = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
@@ -202,17 +202,17 @@ def mentioned(text: str) -> set[str]:
     return (words | flags | values) & SETTINGS
 
 
-def refusals(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+def refusals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, set[str]]]:
     """The errors of a file that mention two settings, or one with a word that links it to something else.
 
     Each is (`param`, or the first setting; all settings). A message may be in a variable of the function.
     """
-    for function in ast.walk(tree):
+    for function in nodes:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        nodes = list(ast.walk(function))
-        assigned = sorted((node for node in nodes if isinstance(node, ast.Assign)), key=lambda node: node.lineno)
-        for call in (node for node in nodes if isinstance(node, ast.Call)):
+        inside = list(ast.walk(function))
+        assigned = sorted((node for node in inside if isinstance(node, ast.Assign)), key=lambda node: node.lineno)
+        for call in (node for node in inside if isinstance(node, ast.Call)):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if REFUSING.search(name) is None or name in OF_REQUESTS:
                 continue
@@ -229,10 +229,10 @@ def refusals(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
 
 def test_no_refusal_of_a_combination_is_outside_of_the_tables() -> None:
     found = set()
-    for path in sorted((ROOT / "orca_jax").rglob("*.py")):
-        name = path.relative_to(ROOT / "orca_jax").as_posix()
+    for file in python_files("orca_jax"):
+        name = file.path.relative_to("orca_jax").as_posix()
         if name not in TABLES:
-            found |= {(name, param) for param, _ in refusals(ast.parse(path.read_text(encoding="utf-8")))}
+            found |= {(name, param) for param, _ in refusals(file.nodes)}
     assert found == set(OUTSIDE), "put it into a table, or say why it is not a combination"
 
 
@@ -249,4 +249,4 @@ def test_no_refusal_of_a_combination_is_outside_of_the_tables() -> None:
     ],
 )
 def test_refusals_are_found_by_their_words(code: str, is_found: bool) -> None:
-    assert bool(list(refusals(ast.parse(f"def f():\n    {code}")))) == is_found
+    assert bool(list(refusals(ast.parse(f"def f():\n    {code}").body))) == is_found

@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ class SourceFile:
         return ast.parse(self.text, filename=str(self.path))
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree, in the order of `ast.walk`, which takes longer than most rules."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def num_lines(self) -> int:
         return len(self.text.splitlines())
 
@@ -39,16 +44,19 @@ class SourceFile:
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
     def __str__(self) -> str:
         return self.path.as_posix()
 
 
+source_file = cache(SourceFile)  # read and parsed once for all tests
+
+
 def python_files(*folders: str) -> list[SourceFile]:
     """The Python files under the folders in a stable order, without empty ones."""
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    files = (SourceFile(path.relative_to(ROOT)) for path in sorted(paths))
+    files = (source_file(path.relative_to(ROOT)) for path in sorted(paths))
     return [file for file in files if file.text.strip()]
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 
-from tests.project.source import ROOT, SourceFile, python_files
+from tests.project.source import ROOT, python_files, source_file
 
 FOLDER = "orca_jax/assembly"
 MAX_IMPORTS = 20  # of this package, in the main module
@@ -19,11 +19,11 @@ Fields = frozenset[str]
 @cache
 def classes() -> dict[str, ast.ClassDef]:
     """The classes of the folder and of all files from which it imports, by their names, which are unique."""
-    trees = [file.tree for file in python_files(FOLDER)]
-    imports = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
+    own = python_files(FOLDER)
+    imports = (node for file in own for node in file.nodes if isinstance(node, ast.ImportFrom) and node.module)
     places = {ROOT.joinpath(*node.module.split(".")).with_suffix(".py") for node in imports if node.module}
-    files = (SourceFile(path.relative_to(ROOT)) for path in places if path.is_file())
-    nodes = (node for tree in (*trees, *(file.tree for file in files)) for node in tree.body)
+    others = [source_file(path.relative_to(ROOT)) for path in places if path.is_file()]
+    nodes = (node for file in (*own, *others) for node in file.tree.body)
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
@@ -131,5 +131,5 @@ def test_functions_take_values_of_which_they_read_half() -> None:
 
 def test_the_main_module_has_few_imports() -> None:
     (main,) = [file for file in python_files(FOLDER) if file.path.name == "engine.py"]
-    imported = {node.module for node in ast.walk(main.tree) if isinstance(node, ast.ImportFrom)}
+    imported = {node.module for node in main.nodes if isinstance(node, ast.ImportFrom)}
     assert len({name for name in imported if name and name.startswith("orca_jax")}) <= MAX_IMPORTS

@@ -50,7 +50,7 @@ def called_name(node: ast.Call) -> str:
 
 def imported_packages(file: SourceFile) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -79,7 +79,7 @@ def test_no_forbidden_import(file: SourceFile) -> None:
 
 @each(FILES)
 def test_no_forbidden_call(file: SourceFile) -> None:
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Call):
             assert called_name(node) not in FORBIDDEN_CALLS, f"{file}:{node.lineno}"
             for keyword in node.keywords:
@@ -91,7 +91,7 @@ def test_no_forbidden_call(file: SourceFile) -> None:
 def test_behaviour_does_not_depend_on_the_environment(file: SourceFile) -> None:
     if str(file) in ("orca_jax/exec/memory.py", HOLDS_CODE, READS_A_KEY):
         return  # JAX takes its share of a GPU's memory, and XLA its flags, from the environment alone
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Attribute | ast.Name):
             name = ast.unparse(node)
             assert name not in ("os.environ", "os.getenv", "os.putenv", "environ", "getenv"), f"{file}:{node.lineno}"

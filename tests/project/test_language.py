@@ -49,7 +49,7 @@ SCRIPTS = python_files("scripts", "lab")
 
 def docstrings(file: SourceFile) -> Iterator[Finding]:
     """Every docstring, also of a variable, with the line of its beginning."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, inspect.cleandoc(node.value.value)
 
@@ -63,8 +63,8 @@ def comments(file: SourceFile) -> Iterator[Finding]:
 
 def messages(file: SourceFile) -> Iterator[Finding]:
     """Every string with a blank in it that is not a docstring; the values of an f-string are an `x` each."""
-    inner = {id(child) for node in ast.walk(file.tree) for child in _texts_inside(node)}
-    for node in ast.walk(file.tree):
+    inner = {id(child) for node in file.nodes for child in _texts_inside(node)}
+    for node in file.nodes:
         if id(node) in inner:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

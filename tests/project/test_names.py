@@ -21,7 +21,7 @@ MAKERS = frozenset({"NewType", "namedtuple", "NamedTuple", "TypedDict", "Enum", 
 
 def classes(file: SourceFile) -> Iterator[tuple[str, str, str]]:
     """(name without leading underscores, meaning, `file:line`) of every class; each has a meaning of its own."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.ClassDef):
             yield node.name.lstrip("_"), f"{file}:{node.lineno}", f"{file}:{node.lineno}"
 

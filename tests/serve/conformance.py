@@ -69,7 +69,7 @@ def marks() -> dict[str, list[str]]:
 
 def marks_of(file: SourceFile) -> Iterator[tuple[str, str]]:
     """Pairs (item, test) of one file. A mark of the module or in a table counts for the file."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.FunctionDef):
             for decorator in node.decorator_list:
                 yield from ((item, f"{file}::{node.name}") for item in marked(decorator, file))
