@@ -1,12 +1,12 @@
 """The chunked scheduler by hand, and its invariants under any arrivals."""
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.assembly.choices import ORDERINGS
 from orca_jax.request import SamplingParams, Urgency
 from orca_jax.sched.orderings.priority import Priority
+from tests.run.examples import holds_for
 from tests.sched.lab import Lab, Shape, run_lab
 from tests.sched.test_properties import ARRIVALS, EOS, PLAIN_ARRIVALS, WAITS, serve
 
@@ -238,7 +238,6 @@ SHAPES = st.builds(
     ordering=st.sampled_from(list(ORDERINGS.values())),
     depth=st.integers(0, 4),  # more than stages
 ).map(ahead)
-MANY = settings(max_examples=200, deadline=None)
 
 
 def check_stages(lab: Lab, num_stages: int) -> None:
@@ -252,8 +251,9 @@ def check_stages(lab: Lab, num_stages: int) -> None:
                 drawn[member.request_id, member.start + member.num_tokens] = number
 
 
-@MANY
-@given(arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES, waits=WAITS)
+@holds_for(
+    200, arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES, waits=WAITS
+)
 def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, shape: Shape, waits) -> None:
     pages = -(-shape.num_pages // page_size)  # 1.0 to 1.5 times the largest need of one request
     lab = Lab(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape._replace(num_pages=pages))
@@ -273,8 +273,7 @@ def test_same_tokens_and_nothing_lost(arrivals, max_bs: int, page_size: int, sha
     assert all(len(plan.members) <= max_bs for plan in lab.executor.plans)
 
 
-@MANY
-@given(arrivals=ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES)
+@holds_for(200, arrivals=ARRIVALS, max_bs=st.integers(1, 5), page_size=st.integers(1, 4), shape=SHAPES)
 def test_every_parameter_of_a_request(arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
     pages = -(-shape.num_pages // page_size)
     serve(Lab(max_bs=max_bs, page_size=page_size, eos=[EOS], shape=shape._replace(num_pages=pages)), arrivals)

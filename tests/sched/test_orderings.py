@@ -25,11 +25,11 @@ from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.predict import ClientBound
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Selection
+from tests.run.examples import holds_for
 from tests.sched.lab import VOCAB, Lab, Shape
 from tests.sched.test_properties import EOS, PLAIN_ARRIVALS, serve
 
 ONE = Shape(budget=8, depth=1, reuses_prefixes=False)
-MANY = settings(max_examples=150, deadline=None)
 
 
 def urgency(text: str) -> Urgency:
@@ -159,7 +159,7 @@ SIZES = {"max_bs": st.integers(1, 5), "page_size": st.integers(1, 4), "shape": S
 
 
 @pytest.mark.parametrize("name", KEYS)
-@MANY
+@settings(max_examples=150, deadline=None)
 @given(arrivals=PLAIN_ARRIVALS, **SIZES)
 def test_no_request_is_overtaken(name: str, arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
     """Every newcomer is the first waiting request; the last running one is preempted first; tokens are the same.
@@ -272,8 +272,7 @@ class Measured(FairShare):
         super().charge(request, num_tokens)
 
 
-@MANY
-@given(arrivals=PLAIN_ARRIVALS, **SIZES)
+@holds_for(150, arrivals=PLAIN_ARRIVALS, **SIZES)
 def test_shares_are_equal_within_the_bound(arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
     measured = Measured()
     pages = -(-(shape.num_pages or 0) // page_size)

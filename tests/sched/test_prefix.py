@@ -1,6 +1,7 @@
 """Hits of the prefix cache, counted in computed tokens: inside of a page, of running requests, and with windows."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 
@@ -9,6 +10,7 @@ from orca_jax.request import SamplingParams
 from orca_jax.sched.blocks import BlockPool
 from orca_jax.sched.prefix import WORTH_A_COPY, Hit, Page, PrefixCache
 from orca_jax.sched.request import id_bytes, page_digest
+from tests.covering import covering
 from tests.sched.lab import Lab, Shape, groups_of
 from tests.sched.test_groups import GROUPS
 
@@ -53,9 +55,10 @@ def test_a_turn_of_a_chat_computes_its_new_tokens_and_the_last_sampled_one(page_
         assert computed(lab, str(turn)) == len(text) - 9 - num_kept
 
 
-@pytest.mark.parametrize("groups", ["full alone", "windows of two sizes", "two pools", "windows alone"])
-@pytest.mark.parametrize("num_prompt", [2, 20, 128])
-@pytest.mark.parametrize("page_size", SIZES)
+@pytest.mark.parametrize(
+    ("page_size", "num_prompt", "groups"),
+    covering(product(SIZES, (2, 20, 128), ("full alone", "windows of two sizes", "two pools", "windows alone"))),
+)
 def test_the_same_prompt_again_computes_one_token(page_size: int, num_prompt: int, groups: str) -> None:
     lab = chat_lab(page_size, groups=groups)
     prompt = [number % 59 for number in range(num_prompt)]

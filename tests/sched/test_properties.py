@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.config import SchedulerName
 from orca_jax.request import DEFAULT_URGENCY, MAX_PRIORITY, SamplingParams, Urgency
 from orca_jax.sched.request import Request, State
+from tests.run.examples import holds_for
 from tests.sched.lab import VOCAB, Lab
 from tests.sim.oracle import toy_score
 
@@ -86,7 +86,6 @@ SIZES = {
     "n_slots": st.integers(26, 120),  # 26: the longest request fits alone
     "page_size": st.integers(1, 6),
 }
-MANY = settings(max_examples=150, deadline=None)
 
 
 def serve(lab: Lab, arrivals: list[Arrival], check=lambda lab: None) -> None:
@@ -205,8 +204,7 @@ WAITS = st.lists(st.booleans(), max_size=8).map(lambda first: cycle([*first, Tru
 """The ends of an engine's waits: True for a result, False for something else before it."""
 
 
-@MANY
-@given(arrivals=ARRIVALS, n_workers=st.integers(1, 4), waits=WAITS, **SIZES)
+@holds_for(150, arrivals=ARRIVALS, n_workers=st.integers(1, 4), waits=WAITS, **SIZES)
 def test_orca(
     arrivals: list[Arrival], n_workers: int, waits: Iterator[bool], max_bs: int, n_slots: int, page_size: int
 ) -> None:
@@ -223,8 +221,7 @@ def check_request_level(lab: Lab) -> None:
         assert new <= old or not new & old, "a request joined a running batch"
 
 
-@MANY
-@given(arrivals=ARRIVALS, n_workers=st.integers(1, 3), **SIZES)
+@holds_for(150, arrivals=ARRIVALS, n_workers=st.integers(1, 3), **SIZES)
 def test_request_level(arrivals: list[Arrival], n_workers: int, max_bs: int, n_slots: int, page_size: int) -> None:
     lab = Lab("request_level", max_bs=max_bs, n_workers=n_workers, n_slots=n_slots, page_size=page_size, eos=[EOS])
     serve(lab, arrivals)
@@ -233,8 +230,7 @@ def test_request_level(arrivals: list[Arrival], n_workers: int, max_bs: int, n_s
 
 
 @pytest.mark.parametrize("name", ["orca", "request_level"])
-@settings(max_examples=60, deadline=None)
-@given(arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 4))
+@holds_for(60, arrivals=PLAIN_ARRIVALS, max_bs=st.integers(1, 4))
 def test_iterations_by_hand(name: SchedulerName, arrivals: list[Arrival], max_bs: int) -> None:
     """With all requests at once and no aborts, the number of iterations follows from the lengths."""
     lab = Lab(name, max_bs=max_bs, n_slots=400, eos=[EOS])

@@ -4,6 +4,7 @@ The toy raises if a member reads a state block that was never written, or that a
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from orca_jax.sched.prefix import PrefixCache
 from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.sched.states import States
 from orca_jax.step import Member, StateMove
+from tests.covering import covering
 from tests.sched.lab import Lab, Shape, groups_of
 from tests.sched.test_groups import GROUPS, KINDS, play
 from tests.sched.test_prefix import GREEDY, SIZES, computed, serve
@@ -60,9 +62,12 @@ def test_moves_by_hand() -> None:
     assert moves(lab, "C") == [(2, 5), (5, 3)], "block 3 is free and nameless again"
 
 
-@pytest.mark.parametrize("groups", ["full alone", "windows of two sizes", "two pools", "windows alone"])
-@pytest.mark.parametrize("num_prompt", [2, 16, 17, 50, 128])
-@pytest.mark.parametrize("page_size", SIZES)
+@pytest.mark.parametrize(
+    ("page_size", "num_prompt", "groups"),
+    covering(
+        product(SIZES, (2, 16, 17, 50, 128), ("full alone", "windows of two sizes", "two pools", "windows alone"))
+    ),
+)
 def test_the_same_prompt_again_computes_one_token(page_size: int, num_prompt: int, groups: str) -> None:
     """A prompt of 16 tokens or fewer leaves no snapshot, unless another one is near its end."""
     lab = state_lab(page_size, groups=groups)
@@ -288,10 +293,11 @@ def test_fewer_blocks_than_rows_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("dense")
+@pytest.mark.parametrize("number", [8, pytest.param(24, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", PLAIN)
-def test_states_follow_in_any_order(kind: str) -> None:
-    """Together more than 10,000 actions."""
-    labs = [play(kind, seed, 60, has_states=True) for seed in range(24)]
+def test_states_follow_in_any_order(kind: str, number: int) -> None:
+    """Together more than 10,000 actions in the slow tests, and a third of them in the default run."""
+    labs = [play(kind, seed, 60, has_states=True) for seed in range(number)]
     if kind.startswith("chunked"):
         assert any(lab.pool.num_cache_hits for lab in labs) and any(lab.pool.num_preemptions for lab in labs)
         assert any(member.state.source not in (-1, member.state.target)
