@@ -106,7 +106,7 @@ GPT2, LLAMA = "gpt2-12-heads", "llama-12-heads-3-groups"
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(
-    ("name", "devices"), [(GPT2, 1), slow(GPT2, 2), slow(GPT2, 4), (LLAMA, 1), (LLAMA, 2), slow(LLAMA, 4)]
+    ("name", "devices"), [(GPT2, 1), slow(GPT2, 2), slow(GPT2, 4), slow(LLAMA, 1), (LLAMA, 2), slow(LLAMA, 4)]
 )
 def test_greedy_tokens_equal_generate(
     name: str, devices: int, scheduler: SchedulerName, program_cache: str, request: pytest.FixtureRequest
@@ -160,7 +160,9 @@ def test_eight_devices_and_copies_of_heads(
 
 @few
 @quick
-@pytest.mark.parametrize("name", ["gpt2-25-heads", "gpt2-untied-sharded", "llama-25-heads", "llama-biases-sharded"])
+@pytest.mark.parametrize(
+    "name", [slow("gpt2-25-heads"), "gpt2-untied-sharded", "llama-25-heads", slow("llama-biases-sharded")]
+)
 def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
     jobs, answers = greedy_jobs(name)
     for engine in make_engine(name, program_cache):
@@ -171,9 +173,12 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
 @quick
 @pytest.mark.parametrize(
     ("name", "tensor", "stages"),
-    [(name, 2, 1) for name in ("gemma2", "qwen3", "olmo2", "gpt_neox-parallel")]
+    [(name, 2, 1) for name in ("gemma2", "gpt_neox-parallel")]
     + [slow("gemma3", 2, 2)]
-    + [slow(name, 2, 1) for name in ("gemma2-untied", "gemma3-one-kv-head", "qwen2-window", "qwen3-mixed-windows")]
+    + [
+        slow(name, 2, 1)
+        for name in ("qwen3", "olmo2", "gemma2-untied", "gemma3-one-kv-head", "qwen2-window", "qwen3-mixed-windows")
+    ]
     + [slow(name, 1, 2) for name in ("gemma2", "gemma3-one-kv-head", "qwen2-mixed-windows")]
     + [slow(name, 2, 1) for name in ("mixtral", "qwen3_moe", "qwen3_moe-normalised", "qwen2_moe", "olmoe")]
     + [slow(name, 1, 2) for name in ("mixtral", "qwen3_moe")]
@@ -226,11 +231,12 @@ def test_pipelines(name: str, devices: int, stages: int, program_cache: str) -> 
     """A batch in flight for each stage; or one more, to hide the time of the host."""
     jobs, answers = greedy_jobs(name)
     late = [Job(job.prompt, job.params, at_step=2 * i) for i, job in enumerate(jobs)]
-    workers: dict[SchedulerName, int | None] = {"orca": None, "request_level": None, "chunked": stages + 1}
+    workers: dict[SchedulerName, int] = {"orca": stages, "request_level": stages, "chunked": stages + 1}
     for scheduler, number in workers.items():
-        settings = {"pipeline_parallel_size": stages, "n_workers": number, "max_num_seqs": 2, "num_pages": 30}
+        settings = {"pipeline_parallel_size": stages, "n_workers": number if number > stages else None}
+        settings |= {"max_num_seqs": stages * (stages + 1) // number, "num_pages": 30}  # all have the same programs
         for engine in make_engine(name, program_cache, devices, scheduler, **settings):
-            assert engine.scheduler.n_workers == (number or stages)
+            assert engine.scheduler.n_workers == number
             assert run(engine, jobs) == answers, "together"
             assert run(engine, late) == answers, "joining while others run"
 
@@ -294,7 +300,7 @@ AHEAD = (
 
 @few
 @quick
-@pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), slow(2, 60), (4, 60)])
+@pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), (2, 60), slow(4, 60)])
 def test_iterations_submitted_ahead_do_not_matter(devices: int, num_pages: int, program_cache: str) -> None:
     """Greedy and drawn tokens, ends by length and by an id, new members and, with few pages, preemption."""
     greedy, answers = greedy_jobs("gpt2-12-heads")
@@ -327,7 +333,12 @@ EXTRAS = (
 
 @few
 @quick
-def test_sampling_and_extras_do_not_depend_on_mates_scheduler_or_mesh(program_cache: str) -> None:
+@pytest.mark.parametrize(
+    "engines", [list(zip((1, 2, 1), SCHEDULERS, strict=True)), slow(list(product((1, 2, 4), SCHEDULERS)))], ids=len
+)
+def test_sampling_and_extras_do_not_depend_on_mates_scheduler_or_mesh(
+    engines: list[tuple[int, SchedulerName]], program_cache: str
+) -> None:
     prompts = [job.prompt for job in greedy_jobs("gpt2-12-heads")[0]]
     extras = [Job(*pair, at_step=2) for pair in zip(prompts, EXTRAS, strict=True)]
     jobs = extras + [
@@ -338,7 +349,7 @@ def test_sampling_and_extras_do_not_depend_on_mates_scheduler_or_mesh(program_ca
         )
     ]  # fmt: skip
     seen = []
-    for devices, scheduler in product((1, 2, 4), SCHEDULERS):
+    for devices, scheduler in engines:
         for engine in make_engine("gpt2-12-heads", program_cache, devices, scheduler):
             seen.append([run(engine, [Job(job.prompt, job.params)])[0] for job in jobs])
             seen.append(run(engine, jobs))
@@ -354,8 +365,10 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 @pytest.mark.usefixtures("narrow_samplers")
-@pytest.mark.parametrize("batch_tokens", [4, 16])
-@pytest.mark.parametrize("name", ["gpt2-12-heads", "llama-12-heads-3-groups", slow("gemma2")])
+@pytest.mark.parametrize(
+    ("name", "batch_tokens"),
+    [(GPT2, 4), slow(GPT2, 16), slow(LLAMA, 4), (LLAMA, 16), slow("gemma2", 4), slow("gemma2", 16)],
+)
 def test_log_probabilities_and_penalties_equal_transformers(name: str, batch_tokens: int, program_cache: str) -> None:
     """The scores of the prompt and of the first token, from the reference's logits of every prompt position."""
     expected = np.load(REFERENCE / name / "expected.npz")

@@ -49,7 +49,8 @@ MODEL = ModelConfig(
     mlp_bias=True,
     tied_embeddings=True,
 )
-few = pytest.mark.usefixtures("few_programs", "quick_compiles")  # for tests of tokens and counts
+few = pytest.mark.usefixtures("few_programs", "quick_compiles")  # for tests of counts
+late = pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")  # for tests of tokens
 pytestmark = pytest.mark.usefixtures("compiled_once")
 NUM_PAGES = 1000  # many, so that a copy of the cache would be visible in the other temporary memory
 
@@ -70,9 +71,9 @@ def make_executor(
 
 
 def narrow_executor(program_cache: str) -> JaxExecutor:
-    """An executor with programs as users run them, but no samplers wider than a test needs: of 8 and 16 rows."""
+    """An executor with programs as users run them, but no samplers wider than a test needs: of 8 rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 16)
+        patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
         return make_executor(program_cache)
 
 
@@ -132,7 +133,7 @@ def test_the_cache_is_updated_in_place(executor: JaxExecutor) -> None:
         assert temp < cache_bytes / MODEL.num_layers, f"{kind} {size} has temporary memory like a layer's cache"
 
 
-@few
+@late
 def test_a_prompt_cut_in_launches_gives_the_same_tokens(executor: JaxExecutor, program_cache: str) -> None:
     whole = generate(executor, PROMPT * 3, 4)
     small = make_executor(program_cache, buckets=(1, 4))
@@ -151,7 +152,7 @@ def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
         assert all(number < MODEL.vocab_size for number in sorted_columns), f"the {kind} sampler of width {size} sorts"
 
 
-@few
+@late
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int, program_cache: str) -> None:
     assert generate(make_executor(program_cache, devices), PROMPT, 6) == generate(executor, PROMPT, 6)
@@ -305,7 +306,7 @@ def test_the_cache_has_as_many_pages_as_fit_and_no_more_than_rows_can_use() -> N
         size_cache(form, spans, memory=3 * one, **sizes)
 
 
-@few
+@late
 def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cache: str) -> None:
     mesh = tensor_mesh(jax.devices()[:1])
     decoder = random_decoder(MODEL, dtype="float32", mesh=mesh, seed=1)

@@ -206,7 +206,7 @@ def test_scores_are_those_of_generation_however_the_prompt_is_cut(executor: JaxE
     check_close(scored(executor, sorted(cuts)), step_by_step(executor))
 
 
-@pytest.mark.usefixtures("few_programs", "quick_compiles")
+@pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 @pytest.mark.parametrize(
     ("devices", "buckets"), [(1, (1, 4)), pytest.param(1, (100,), marks=pytest.mark.slow), (4, (4, 8))]
 )

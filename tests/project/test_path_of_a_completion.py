@@ -9,6 +9,7 @@ with its elements. The traced calls show every value class that is made for a re
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,6 +37,7 @@ from orca_jax.server_config import ServerConfig
 from orca_jax.step import Member
 from orca_jax.telemetry.observer import ServerObserver
 from tests.exec.test_executor import PROMPT, make_executor, plan
+from tests.programs import compiled_late
 from tests.sampling import GREEDY
 from tests.serve.running import MODEL, Server, running, wait_until
 
@@ -112,26 +114,27 @@ def files_of_one_call(server: Server, path: str, folder: Path, processes: list[p
     return relative({path for record in records for path, at in record.items() if at >= start})
 
 
-def small_executor(program_cache: str) -> JaxExecutor:
-    """An executor with one sampler of each kind."""
-    with pytest.MonkeyPatch.context() as patch:
+@contextlib.contextmanager
+def small_executor(program_cache: str) -> Iterator[JaxExecutor]:
+    """An executor with one sampler of each kind, which compiles its programs at their first launch."""
+    with pytest.MonkeyPatch.context() as patch, compiled_late():
         patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
-        return make_executor(program_cache, buckets=(8,))
+        executor = make_executor(program_cache, buckets=(8,))
+        yield executor
+        executor.close()
 
 
 @pytest.fixture(scope="module")
 def device_files(program_cache: str) -> set[str]:
     """Files of one launch and of its programs."""
-    executor = small_executor(program_cache)
+    with small_executor(program_cache) as executor:
 
-    def run() -> None:
-        member = Member("r", 0, 0, PROMPT, is_sampling=True, new_blocks=(range(8),), sampling=GREEDY)
-        assert len(executor.collect(executor.submit(plan(member))).token_ids) == 1
+        def run() -> None:
+            member = Member("r", 0, 0, PROMPT, is_sampling=True, new_blocks=(range(8),), sampling=GREEDY)
+            assert len(executor.collect(executor.submit(plan(member))).token_ids) == 1
 
-    run()  # once before: the first launch loads what later ones have
-    files = files_of(run) | files_of(lambda: lower(executor))
-    executor.close()
-    return files - STARTUP
+        run()  # once before: the first launch loads what later ones have
+        return (files_of(run) | files_of(lambda: lower(executor))) - STARTUP
 
 
 def lower(executor: JaxExecutor) -> None:
@@ -263,15 +266,15 @@ def classes_of_the_host(path: str) -> set[str]:
 
 def classes_of_the_device(program_cache: str) -> set[str]:
     """Value classes made for one launch, and for the tracing of its programs."""
-    executor = small_executor(program_cache)
     member = Member("r", 0, 0, PROMPT, is_sampling=True, new_blocks=(range(8),), sampling=GREEDY)
     collectors = []
-    for _ in range(2):
-        with Collector() as collector:
-            executor.collect(executor.submit(plan(member)))
-            lower(executor)
-        collectors.append(collector)
-    executor.close()
+    with small_executor(program_cache) as executor:
+        executor.collect(executor.submit(plan(member)))  # once before: the first launch compiles
+        for _ in range(2):
+            with Collector() as collector:
+                executor.collect(executor.submit(plan(member)))
+                lower(executor)
+            collectors.append(collector)
     return made_in_the_last(collectors)
 
 

@@ -80,7 +80,7 @@ import orca_jax.exec.buckets
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 
-orca_jax.exec.buckets._MIN_LARGEST_WIDTH = 8  # fewer programs to compile
+orca_jax.exec.buckets._MIN_LARGEST_WIDTH, orca_jax.exec.buckets._FINE = 8, (4,)  # fewer programs to compile
 llm = LLM(model="demo", max_num_seqs=2, max_num_batched_tokens=4, tensor_parallel_size=1, compile_cache=None)
 (output,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
 print(orca_jax.__file__)

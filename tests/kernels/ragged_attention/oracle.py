@@ -28,10 +28,15 @@ INCREMENTS = [
 
 def aspects(case: Case) -> tuple[Hashable, ...]:
     """What an implementation may treat apart: the default run shows each value in some case."""
+    return (*meanings(case), case.head_dim, case.page_size, case.num_heads // case.num_kv_heads)
+
+
+def meanings(case: Case) -> tuple[Hashable, ...]:
+    """The aspects for an implementation that treats all sizes alike."""
     longest = bisect(LENGTHS, max(count for count, _ in case.requests))
-    types, sizes = (case.dtype, case.page_dtype), (case.head_dim, case.page_size, case.padding_tokens > 0)
+    types, is_grouped = (case.dtype, case.page_dtype), case.num_heads > case.num_kv_heads
     scores = case.sliding_window is not None, case.soft_cap is not None, case.has_sinks, np.isinf(case.filler)
-    return (*types, *sizes, *scores, case.num_heads // case.num_kv_heads, longest)
+    return (*types, case.padding_tokens > 0, *scores, is_grouped, longest)
 
 
 LENGTHS = (2, 17, 129)  # the least of chunks of one short block, of several, and of a long one

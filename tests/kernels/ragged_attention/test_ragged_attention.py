@@ -16,7 +16,7 @@ from orca_jax.kernels.kv_pages import LAYOUTS, HeadMajorPages
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, gather, ragged_attention, xla
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 from tests.covering import covering
-from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, numpy_attention, reference, run
+from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, meanings, numpy_attention, reference, run
 
 PACKED = [case for case in CASES if case.name in ("increments and chunks with padding", "sliding window", "int8 pages")]
 COMPARED: list[tuple[PageLayout, Case]] = [("head_major", case) for case in CASES] + [
@@ -25,7 +25,7 @@ COMPARED: list[tuple[PageLayout, Case]] = [("head_major", case) for case in CASE
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("case", covering(CASES, aspects, size=1), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", covering(CASES, meanings, size=1), ids=lambda case: case.name)
 def test_reference_is_attention(case: Case) -> None:
     used = sum(count for count, _ in case.requests)
     found = run(make_arrays(case, seed=1), case, "reference").astype(np.float32)
