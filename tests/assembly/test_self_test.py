@@ -49,13 +49,18 @@ def quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
-def outcome_of(body: str, **changes: Any) -> Outcome:
-    command = sys.executable, "-c", PROCESS.format(body=body)
-    return try_implementations(dataclasses.replace(TRIAL, **changes), None, command)
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory for the programs of the processes, which have most of them in common."""
+    return str(tmp_path_factory.mktemp("programs"))
 
 
-def test_a_right_kernel_stays(caplog: pytest.LogCaptureFixture) -> None:
-    assert outcome_of(BODIES["ok"]) == Outcome((SelfTest("fake", "ok"),), None)
+def outcome_of(body: str, cache: str) -> Outcome:
+    return try_implementations(TRIAL, cache, (sys.executable, "-c", PROCESS.format(body=body)))
+
+
+def test_a_right_kernel_stays(cache: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert outcome_of(BODIES["ok"], cache) == Outcome((SelfTest("fake", "ok"),), None)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -68,8 +73,10 @@ def test_a_right_kernel_stays(caplog: pytest.LogCaptureFixture) -> None:
         ("crash", "SIGSEGV"),
     ],
 )
-def test_a_bad_kernel_is_replaced_with_one_warning(result: str, detail: str, caplog: pytest.LogCaptureFixture) -> None:
-    found = outcome_of(BODIES[result])
+def test_a_bad_kernel_is_replaced_with_one_warning(
+    result: str, detail: str, cache: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = outcome_of(BODIES[result], cache)
     (test,) = found.tests
     assert (test.implementation, test.result) == ("fake", result)
     assert detail in test.detail

@@ -64,24 +64,41 @@ def refusal(answer: bytes) -> tuple[int, dict[str, Any]]:
     return int(head.split()[1]), error
 
 
-def test_half_a_request_is_not_waited_for(strict: Server) -> None:
+BODY_BEGUN = b"content-length: 100\r\n\r\n{"
+HALVES = {
+    "head": HEAD,
+    "body": HEAD + BODY_BEGUN,
+    "letter": b"G",
+    "message": HEAD.replace(b"/v1/completions", b"/v1/messages") + BODY_BEGUN,
+    "silence": b"",
+}
+
+
+@pytest.fixture(scope="module")
+def halves(strict: Server) -> dict[str, bytes]:
+    """The answers to halves of requests, which wait for the limit together."""
     with contextlib.ExitStack() as stack:
-        sockets = []
-        for sent in (HEAD, HEAD + b"content-length: 100\r\n\r\n{", b"G"):
-            sockets.append(stack.enter_context(connected(strict)))
-            sockets[-1].sendall(sent)
-        for raw in sockets:
-            status, error = refusal(read_all(raw))
-            assert (status, error["code"], error["type"]) == (408, "request_timeout", "invalid_request_error")
+        sockets = {name: stack.enter_context(connected(strict)) for name in HALVES}
+        for name, sent in HALVES.items():
+            sockets[name].sendall(sent)
+        return {name: read_all(raw) for name, raw in sockets.items()}
 
 
-def test_half_a_message_is_refused_in_the_format_of_its_api(strict: Server) -> None:
-    with connected(strict) as raw:
-        raw.sendall(HEAD.replace(b"/v1/completions", b"/v1/messages") + b"content-length: 100\r\n\r\n{")
-        status, _, body = read_all(raw).partition(b"\r\n\r\n")
+@pytest.mark.parametrize("name", ["head", "body", "letter"])
+def test_half_a_request_is_not_waited_for(halves: dict[str, bytes], name: str) -> None:
+    status, error = refusal(halves[name])
+    assert (status, error["code"], error["type"]) == (408, "request_timeout", "invalid_request_error")
+
+
+def test_half_a_message_is_refused_in_the_format_of_its_api(halves: dict[str, bytes]) -> None:
+    status, _, body = halves["message"].partition(b"\r\n\r\n")
     answer = json.loads(body)
     assert b" 408 " in status and answer["error"]["type"] == "timeout_error"
     assert answer["type"] == "error" and answer["request_id"].startswith("req_")
+
+
+def test_silence_is_closed_without_a_word(halves: dict[str, bytes]) -> None:
+    assert halves["silence"] == b""
 
 
 def test_trickling_does_not_help(strict: Server) -> None:
@@ -94,11 +111,6 @@ def test_trickling_does_not_help(strict: Server) -> None:
                 for _ in range(600):
                     raw.sendall(b"a")
                     time.sleep(0.1)
-
-
-def test_silence_is_closed_without_a_word(strict: Server) -> None:
-    with connected(strict) as raw:
-        assert read_all(raw) == b""
 
 
 def test_time_between_requests_is_another_matter(strict: Server) -> None:

@@ -8,8 +8,9 @@ import faulthandler
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from itertools import batched
 from pathlib import Path
 from random import Random
 
@@ -90,10 +91,8 @@ def outcome(directory: Path, kind: Kind, random: Random, whole: bytes, number: i
     return "loaded"
 
 
-def main(kind: str, directory: str, seed: str, first: str, last: str, seconds: str) -> None:
+def read(kind: str, directory: str, seed: str, first: str, last: str, seconds: str) -> None:
     """Read the files of some numbers."""
-    logging.disable()
-    faulthandler.enable()
     path = Path(directory) / KINDS[kind][0]
     whole = Path(f"{path}.whole").read_bytes()
     for number in range(int(first), int(last)):
@@ -104,5 +103,13 @@ def main(kind: str, directory: str, seed: str, first: str, last: str, seconds: s
         print(json.dumps({"number": number, "outcome": found}), flush=True)
 
 
+def main(words: Sequence[str]) -> None:
+    """Read some files of several kinds: six words for each."""
+    logging.disable()
+    faulthandler.enable()
+    for arguments in batched(words, 6):
+        read(*arguments)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])
