@@ -76,11 +76,11 @@ def test_generates_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path)
     program = """
 import orca_jax
-import orca_jax.exec.buckets
+from orca_jax.exec import buckets
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 
-orca_jax.exec.buckets._MIN_LARGEST_WIDTH, orca_jax.exec.buckets._FINE = 8, (4,)  # fewer programs to compile
+buckets._MIN_LARGEST_WIDTH, buckets._FINE, buckets._COARSE = 8, (4,), (4,)  # fewer programs to compile
 llm = LLM(model="demo", max_num_seqs=2, max_num_batched_tokens=4, tensor_parallel_size=1, compile_cache=None)
 (output,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
 print(orca_jax.__file__)
