@@ -25,7 +25,7 @@ from orca_jax.model.describe import config_from_hf, read_model_config
 from orca_jax.startup import EngineSummary, StartTimes
 from tests.aot.compilers import skip_without
 from tests.aot.gpu import CARDS, compile_attention, compile_sampler, compile_step, compile_write, mesh_of
-from tests.aot.hybrids import HYBRIDS, NUM_STATES, PUBLISHED, SMALL
+from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL
 from tests.aot.ptxas import write_wrapper
 from tests.aot.table import recorded_rows, slow_but
 
@@ -80,7 +80,7 @@ STEPS = [
     for tokens in (64, 512)
 ]
 STATEFUL = [("H200", 1, name, 64) for name in SMALL]
-STATEFUL += [("H200", 1, name, 64) for name in ("LFM3", *PUBLISHED)]
+STATEFUL += [("H200", 1, "LFM3", 64), *(("H200", PUBLISHED[name]["H200"], name, 64) for name in PUBLISHED)]
 WRITES = [("H200", LLAMA), ("A100", LLAMA), ("H200", HOPPER[2]), ("H200", REFUSED[-2]), ("A100", REFUSED[-1])]
 QUICK = [KERNELS[0], ("A100", "triton", LLAMA), WRITES[0]]  # in continuous integration: some seconds each
 
@@ -201,7 +201,7 @@ def test_whole_step(card: str, chips: int, preset: str, tokens: int, ptxas: Path
 
 @pytest.mark.parametrize(("card", "chips", "name", "tokens"), slow_but(STATEFUL[: len(SMALL)], STATEFUL))
 def test_step_with_states(card: str, chips: int, name: str, tokens: int, ptxas: Path, rows: list[list[str]]) -> None:
-    model = HYBRIDS[name]
+    model = MODELS[name]
     shape = {"tokens": tokens, "rows": 64, "max_model_len": 1024, "num_pages": 256, "num_states": NUM_STATES[name]}
     found, cache_bytes = compile_step(ptxas, card, model, chips=chips, **shape)
     assert found.alias == cache_bytes + 4 * 64 * 1024, "pages or states are not updated in place"

@@ -15,7 +15,7 @@ from orca_jax.exec.cache import workspace_bytes
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import config_from_hf, read_model_config
 from tests.aot.compilers import skip_without
-from tests.aot.hybrids import HYBRIDS, NUM_STATES, PUBLISHED, SMALL
+from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL
 from tests.aot.table import recorded_rows, slow_but
 from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_sampler, compile_step, compile_write
 
@@ -170,13 +170,16 @@ def test_step_of_layers_with_several_windows(generation: str) -> None:
     ("generation", "chips", "name", "tokens"),
     [
         *(("v6e", 1, name, 64) for name in SMALL),
-        *(pytest.param("v5e", 4, name, 64, marks=pytest.mark.slow) for name in PUBLISHED),
-        *(pytest.param("v6e", 4, name, 64, marks=pytest.mark.slow) for name in PUBLISHED),
+        *(
+            pytest.param(generation, PUBLISHED[name][generation], name, 64, marks=pytest.mark.slow)
+            for generation in ("v5e", "v6e")
+            for name in PUBLISHED
+        ),
     ],
 )
 def test_step_with_states(generation: str, chips: int, name: str, tokens: int, rows: list[list[str]]) -> None:
     """A copy of the states of one layer would not fit into the temporary memory that the engine reserves."""
-    model = HYBRIDS[name]
+    model = MODELS[name]
     shape = {"tokens": tokens, "rows": 64, "max_model_len": 1024}
     found, cache_bytes = compile_step(generation, chips, model, num_pages=256, num_states=NUM_STATES[name], **shape)
     assert found.alias >= cache_bytes, "pages or states are not updated in place"

@@ -13,7 +13,7 @@ from orca_jax.model.load import prepare_load, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.plan.accelerators import ACCELERATORS
 from orca_jax.plan.memory import Demand, Split, fit
-from tests.aot.hybrids import HYBRIDS
+from tests.aot.models import MODELS
 from tests.exec.test_groups import PAGE_SIZE, ROWS
 from tests.model.states.hybrids import write
 from tests.model.states.test_launches import NUM_STATES, executor_of
@@ -30,7 +30,7 @@ STATE = 24 * (3 * (2 * 16 * 128 + 32 * 128) * 2 + 32 * 128 * 128 * 4)
     ("name", "of_token", "of_state"), [("DeepSeek-V2-Lite", LATENT, 0), ("Qwen3.5 9B", ATTENDED, STATE)]
 )
 def test_plan_counts_what_the_formula_says(name: str, of_token: int, of_state: int) -> None:
-    model = HYBRIDS[name]
+    model = MODELS[name]
     found = fit(model, Split(1, 1), ACCELERATORS["h200"], Demand("bfloat16", "bfloat16", 0.9))
     (group,) = found.cache.groups
     assert group.pages_per_block == len(group.layers)

@@ -1,4 +1,4 @@
-"""Models with states for compilation: with the sizes of published ones, and small ones."""
+"""Models for compilation: with the sizes of published ones, and small ones with states."""
 
 from typing import Any
 
@@ -22,6 +22,20 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
     "small MiniMax": {"model_type": "minimax", **_SMALL, "num_local_experts": 4},
     "LFM3": {"model_type": "lfm3"},
+    # OpenAI's model card of gpt-oss (arXiv 2508.10925), table 1; the rest are the defaults of GptOssConfig.
+    "gpt-oss-20b": {"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32},
+    # gemma/gm/nn/gemma4/_gemma4.py of google-deepmind/gemma.
+    "Gemma 4 E4B": {
+        "model_type": "gemma4_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 18,
+        "sliding_window": 512,
+        "final_logit_softcapping": 30.0,
+    },
     # The defaults of Qwen3_5TextConfig in transformers 5.23, "a model from the Qwen3.5-9B style configuration".
     "Qwen3.5 9B": {"model_type": "qwen3_5_text"},
     # config.json of deepseek-ai/DeepSeek-V2-Lite.
@@ -55,9 +69,15 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-HYBRIDS = {name: config_from_hf(config) for name, config in _CONFIGS.items()}
-_STATES = {"small LFM3": 16384, "LFM3": 4096, "DeepSeek-V2-Lite": 0, "Qwen3.5 9B": 128}
-NUM_STATES = {name: _STATES.get(name, 512) for name in HYBRIDS}
+MODELS = {name: config_from_hf(config) for name, config in _CONFIGS.items()}
+_STATES = {"small LFM3": 16384, "small MiniMax": 512, "LFM3": 4096, "Qwen3.5 9B": 128}
+NUM_STATES = {name: _STATES.get(name, 0) for name in MODELS}
 """Blocks, so that the states of a layer are much more than those of 64 rows, and do not fit into VMEM."""
-PUBLISHED = ("Qwen3.5 9B", "DeepSeek-V2-Lite")
-SMALL = tuple(name for name in HYBRIDS if name.startswith("small"))
+PUBLISHED = {
+    "gpt-oss-20b": {"v5e": 4, "v6e": 2, "H200": 1},
+    "Gemma 4 E4B": {"v5e": 2, "v6e": 1, "H200": 1},
+    "Qwen3.5 9B": {"v5e": 2, "v6e": 1, "H200": 1},
+    "DeepSeek-V2-Lite": {"v5e": 4, "v6e": 2, "H200": 1},
+}
+"""The fewest chips that hold the weights in bfloat16: a v5e has 16 GB, a v6e 32 GB, an H200 141 GB."""
+SMALL = tuple(name for name in MODELS if name.startswith("small"))
