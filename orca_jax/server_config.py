@@ -43,23 +43,30 @@ class ServerConfig:
     generation_config: str = flag_field("auto", "model")
     tool_call_parser: (
         Literal[
+            "cohere_command3",
             "deepseek_v3",
             "deepseek_v31",
             "functiongemma",
             "gemma4",
             "glm45",
             "glm47",
+            "granite",
             "hermes",
+            "hunyuan_a13b",
             "kimi_k2",
             "lfm2",
             "llama3_json",
             "llama4_json",
             "llama4_pythonic",
+            "minimax_m2",
             "mistral",
+            "nemotron_json",
+            "olmo3",
             "openai",
             "pythonic",
             "qwen3_coder",
             "qwen3_xml",
+            "seed_oss",
         ]
         | None
     ) = flag_field(None, "model")

@@ -16,6 +16,18 @@ Tools = Sequence[Mapping[str, Any]]
 
 _DEEPSEEK = {"<｜tool▁call▁begin｜>": "deepseek", "<｜tool▁calls▁end｜>": "end"}
 _KIMI = {"<|tool_call_begin|>": "kimi", "<|tool_calls_section_end|>": "end"}
+
+
+def _in_section(start: str, end: str, call: str, kind: str) -> Dialect:
+    """Return the syntax of calls with one marker before all of them, one after all, and one before each."""
+    return Dialect({start: {call: kind}}, after={kind: {end: "end", call: kind}})
+
+
+def _in_list(start: str, end: str = "") -> Dialect:
+    """Return the syntax of a marker and a list of JSON objects, perhaps with a marker after it."""
+    return Dialect({start: {"[": "json"}}, after={"json": {",": "json", "]": {end: "end"} if end else "end"}})
+
+
 DIALECTS: Mapping[str, Dialect] = {
     # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of times
     "hermes": Dialect({"<tool_call>": "json"}, after={"json": {"</tool_call>": "end"}}),
@@ -28,6 +40,14 @@ DIALECTS: Mapping[str, Dialect] = {
         {"<tool_call>": {"<function=": "tagged"}, "<function=": "tagged"},
         after={"tagged": {"</tool_call>": "end", "<function=": "tagged"}},
     ),
+    # the same in a section; with other tags in MiniMax-M2, see `members.TAGS`
+    "seed_oss": _in_section("<seed:tool_call>", "</seed:tool_call>", "<function=", "seed"),
+    "minimax_m2": _in_section("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "invoked"),
+    # a marker and [{"name": ..., "arguments": {...}}, ...]; in Command A {"tool_name": ..., "parameters": {...}}
+    "granite": _in_list("<|tool_call|>"),
+    "nemotron_json": _in_list("<TOOLCALL>", "</TOOLCALL>"),
+    "hunyuan_a13b": _in_list("<tool_calls>", "</tool_calls>"),
+    "cohere_command3": _in_list("<|START_ACTION|>", "<|END_ACTION|>"),
     # [name(key=value, ...), ...], in Llama 4 between <|python_start|> and <|python_end|>
     "pythonic": Dialect(
         {"<|python_end|>": "end"},
@@ -38,6 +58,8 @@ DIALECTS: Mapping[str, Dialect] = {
     "lfm2": Dialect(
         {"<|tool_call_start|>": {"[": "python"}}, after={"python": {",": "python", "]": {"<|tool_call_end|>": "end"}}}
     ),
+    # name(key=value, ...) on lines
+    "olmo3": Dialect({"<function_calls>": "python"}, after={"python": {"</function_calls>": "end", "": "python"}}),
     # a section of calls, each with its name before its arguments, see `json_call.HEADS`
     "deepseek_v3": Dialect(
         {"<｜tool▁calls▁begin｜>": {"<｜tool▁call▁begin｜>": "deepseek"}},
@@ -84,6 +106,13 @@ _SIGNATURES: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]] = (
     ("gemma4", ("<|tool_call>", "call:", '<|"|>'), ()),
     ("functiongemma", ("<start_function_call>", "call:"), ()),
     ("lfm2", ("<|tool_call_start|>",), ()),
+    ("seed_oss", ("<seed:tool_call>", "<function="), ()),
+    ("minimax_m2", ("<minimax:tool_call>", "<invoke name="), ()),
+    ("granite", ("<|tool_call|>", "<|start_of_role|>"), ()),
+    ("nemotron_json", ("<TOOLCALL>[", "</TOOLCALL>"), ()),
+    ("hunyuan_a13b", ("<tool_calls>[", "</tool_calls>"), ()),
+    ("cohere_command3", ("<|START_ACTION|>", "tool_name"), ()),
+    ("olmo3", ("<function_calls>", "</function_calls>"), ("<invoke",)),
     (HARMONY, ("<|channel|>", "<|message|>", "functions."), ()),
 )
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from orca_jax.request import StructuredOutput
 from orca_jax.text.calls.dialects import DIALECTS, Tools
 from orca_jax.text.calls.harmony import HARMONY
-from orca_jax.text.calls.members import kinds_of
+from orca_jax.text.calls.members import TAGS, kinds_of
 from orca_jax.text.composed import composed, literal
 from orca_jax.text.tools import call_schema, is_strict, parameters_of, tool_name
 
@@ -137,18 +137,20 @@ def _form(name: str, tools: Tools, specials: Mapping[str, int], parallel: bool) 
             )
             one, parts = _named(schemas, f'"functions.NAME:" /[0-9]{{1,4}}/ {mark} @arguments')
             return _Form("<|tool_calls_section_begin|>", f"({begin} {one} {end}){more} {last}", parts=parts)
-        case "qwen3_coder":
-            return _tagged(tools, specials)
+        case "qwen3_coder" | "seed_oss" | "minimax_m2":
+            return _tagged(name, tools, specials, more)
+        case "granite" | "nemotron_json" | "hunyuan_a13b" | "cohere_command3":
+            return _in_list(name, schemas, specials, parallel)
         case "glm45":
             return _keyed(tools, specials)
         case "gemma4" | "functiongemma":
             return _braced(name, tools, specials)
         case "lfm2":
-            form = _pythonic(tools)
-            start, end = (f"<|tool_call_{place}|>" for place in ("start", "end"))
-            further = f'(", " {form.call})*' if parallel else ""
-            calls = f'"[" {form.call} {further} "]" {literal(end, specials)}'
-            return _Form(start, calls, rules=form.rules, parts=form.parts)
+            end, marks = literal("<|tool_call_end|>", specials), ('"["', '", "', '"]"')
+            return _in_python("<|tool_call_start|>", end, tools, marks, parallel)
+        case "olmo3":
+            end, marks = literal("</function_calls>", specials), ('"\\n"?', '"\\n"', '"\\n"?')
+            return _in_python("<function_calls>", end, tools, marks, parallel)
     return _pythonic(tools)
 
 
@@ -203,44 +205,61 @@ def _up_to(rule: str, end: str, specials: Mapping[str, int]) -> str:
     return f"{rule}: WORDS? {mark}" if end in specials else f"{rule}[lazy]: ANY {mark}"
 
 
-def _mistral(schemas: Mapping[str, Mapping[str, Any]], specials: Mapping[str, int]) -> _Form:
+def _listed(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a list of calls."""
+    return {"type": "array", "minItems": 1, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
+
+
+def _in_list(name: str, schemas: Mapping[str, Mapping[str, Any]], specials: Mapping[str, int], parallel: bool) -> _Form:
+    [(start, _)], after = DIALECTS[name].markers.items(), DIALECTS[name].after["json"]["]"]
     call = call_schema(schemas)
-    listed = {"type": "array", "minItems": 1, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
+    if name == "cohere_command3":
+        call = call_schema(schemas, "parameters")
+        for one in call["anyOf"]:
+            called, arguments = one["properties"].values()
+            one["properties"] = {"tool_call_id": {"type": "string"}, "tool_name": called, "parameters": arguments}
+            one["required"] = ["tool_name", "parameters"]
+    listed = _listed(call) | ({} if parallel else {"maxItems": 1})
+    end = "" if isinstance(after, str) else literal(next(iter(after)), specials)
+    return _Form(start, f"@list {end}", parts={"list": _schema(listed)})
+
+
+def _mistral(schemas: Mapping[str, Mapping[str, Any]], specials: Mapping[str, int]) -> _Form:
     arguments = literal("[ARGS]", specials)
     named = [f"{json.dumps(name)} {arguments} @arguments{number}" for number, name in enumerate(schemas)]
     parts = {f"arguments{number}": _schema(schema) for number, schema in enumerate(schemas.values())}
-    return _Form("[TOOL_CALLS]", f'(" "? @list | {" | ".join(named)})', parts={"list": _schema(listed), **parts})
+    parts["list"] = _schema(_listed(call_schema(schemas)))
+    return _Form("[TOOL_CALLS]", f'(" "? @list | {" | ".join(named)})', parts=parts)
 
 
-def _tagged(tools: Tools, specials: Mapping[str, int]) -> _Form:
+def _tagged(name: str, tools: Tools, specials: Mapping[str, int], more: str) -> _Form:
+    [(outer, inner), *_] = DIALECTS[name].markers.items()
+    assert isinstance(inner, Mapping)
+    [(first, kind)] = inner.items()
+    tags, parts = TAGS[str(kind)], dict[str, StructuredOutput]()
+    line = "\n" if tags.has_lines else ""
     rules = [
-        'any_member: "<parameter=" KEY ">" any_value "\\n"?',
-        'any_value[lazy]: ANY "</parameter>"',
-        "KEY: /[^<>\\n]{1,128}/",
+        f'any_member: {json.dumps(tags.key)} KEY {json.dumps(tags.value)} any_value "\\n"?',
+        f"any_value[lazy]: ANY {json.dumps(tags.end)}",
+        'KEY: /[^<>"\\n]{1,128}/',
     ]
-    parts: dict[str, StructuredOutput] = {}
     for number, tool in enumerate(tools):
-        name = json.dumps(tool_name(tool) + ">")
-        if not is_strict(tool):
-            rules.append(f'tool{number}: {name} "\\n"? any_member*')
-            continue
-        members = []
-        for at, (key, schema, is_required) in enumerate(_members(parameters_of(tool))):
-            rule = f"member{number}_{at}"
-            members.append(rule if is_required else f"{rule}?")
-            value = _tagged_value(rule, schema, rules, parts, '"\\n</parameter>\\n"')
-            rules.append(f"{rule}: {json.dumps(f'<parameter={key}>' + chr(10))} {value}")
-        rules.append(f'tool{number}: {name} "\\n" {" ".join(members)}')
-    outer, end = literal("<tool_call>", specials), literal("</tool_call>", specials)
-    call = " | ".join([f"tool{number}" for number in range(len(tools))])
-    return _Form(
-        "<function=",
-        f'({call}) "</function>" ("\\n"? {end})?',
-        '"\\n"?',
-        before=f'({outer} "\\n"?)?',
-        rules=rules,
-        parts=parts,
-    )
+        called = json.dumps(tool_name(tool) + tags.value)
+        members = ["any_member*"]
+        if is_strict(tool):
+            members = []
+            for at, (key, schema, is_required) in enumerate(_members(parameters_of(tool))):
+                rule = f"member{number}_{at}"
+                members.append(rule if is_required else f"{rule}?")
+                value = _tagged_value(rule, schema, rules, parts, json.dumps(line + tags.end))
+                rules.append(f'{rule}: {json.dumps(tags.key + key + tags.value + line)} {value} "\\n"?')
+        rules.append(f'tool{number}: {called} "\\n"? {" ".join(members)}')
+    call = f"({' | '.join([f'tool{number}' for number in range(len(tools))])}) {json.dumps(tags.ends[0])}"
+    mark, end = literal(outer, specials), literal(tags.ends[-1], specials)
+    if name == "qwen3_coder":  # the outer tags may be missing
+        before = f'({mark} "\\n"?)?'
+        return _Form(first, f'{call} ("\\n"? {end})?', '"\\n"?', before=before, rules=rules, parts=parts)
+    return _Form(outer, f'("\\n"? {json.dumps(first)} {call}){more} "\\n"? {end}', '"\\n"?', rules=rules, parts=parts)
 
 
 def _tagged_value(
@@ -282,6 +301,13 @@ def _pythonic(tools: Tools) -> _Form:
     rules += ['any_members: KEY "=" @any (", " KEY "=" @any)*', "KEY: /[A-Za-z_][A-Za-z0-9_]{0,127}/"]
     call = f"({' | '.join(names)})"
     return _Form("", call, '", "', begin='"["', end='"]"', others=_not_begun("\\["), rules=rules, parts=parts)
+
+
+def _in_python(start: str, end: str, tools: Tools, marks: tuple[str, str, str], parallel: bool) -> _Form:
+    """Return calls as in Python between two markers, with `marks` in Lark before them, between them and after them."""
+    form, (left, comma, right) = _pythonic(tools), marks
+    further = f"({comma} {form.call})*" if parallel else ""
+    return _Form(start, f"{left} {form.call} {further} {right} {end}", rules=form.rules, parts=form.parts)
 
 
 def _members(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:

@@ -22,6 +22,7 @@ HEADS = {
 }
 """The texts before the arguments of a named call, by the reader."""
 _NOT_IN_HEAD = re.compile(r"[^a-zA-Z0-9_.\-\[\]<>|｜▁`: \t\r\n]")
+_NAME_KEYS, _ARGUMENT_KEYS = ("name", "tool_name"), ("arguments", "parameters")
 MOST_HEAD = 256  # characters before the arguments
 
 _CallPart = Literal["begin", "key", "colon", "value", "arguments", "next"]
@@ -120,7 +121,7 @@ class _Arguments:
 
 
 class JsonCall:
-    """{"name": ..., "arguments": {...}}; "parameters" for "arguments", in any order. An id and a type are left out.
+    """{"name": ..., "arguments": {...}}, in any order; also "tool_name" and "parameters". Ids and a type are left out.
 
     `stop` is the text that ends calls, also within broken JSON.
     """
@@ -182,7 +183,7 @@ class JsonCall:
                 self._phase = "key"
             case "colon", ":":
                 self._phase = "value"
-            case "value", "{" if self._key in ("arguments", "parameters") and not self._has_arguments:
+            case "value", "{" if self._key in _ARGUMENT_KEYS and not self._has_arguments:
                 self._phase, self._arguments, self._has_arguments = "arguments", _Arguments(self._stop), True
                 return at
             case "value", _:
@@ -199,18 +200,18 @@ class JsonCall:
         value = decoded(text)
         if self._phase == "key":
             self._key, self._phase = str(value), "colon"
-            is_known = self._key in ("name", "arguments", "parameters", "id", "type")
+            is_known = self._key in (*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "tool_call_id", "type")
             if not is_known and self.state == "undecided":  # data would be lost
                 self.state = "failed"
             return
         self._phase = "next"
-        if self._key == "name" and self.state == "undecided":
+        if self._key in _NAME_KEYS and self.state == "undecided":
             if isinstance(value, str) and value in self._names:
                 self.state = "open"
                 self._calls.append(ToolCall(value, "".join(self._early)))
             else:
                 self.state = "failed"
-        elif self._key in ("arguments", "parameters") and not self._has_arguments:
+        elif self._key in _ARGUMENT_KEYS and not self._has_arguments:
             self._has_arguments = True
             inner = decoded(value) if isinstance(value, str) else None
             self._argue(str(value).strip(BLANKS) if isinstance(inner, dict) else "{}" if value is None else text)

@@ -82,9 +82,13 @@ class Tags(NamedTuple):
 
 TAGS: Mapping[str, Tags] = {
     "tagged": Tags(">", "<parameter=", ">", "", "</parameter>", ("</function>", "</tool_call>"), has_lines=True),
+    "seed": Tags(">", "<parameter=", ">", "", "</parameter>", ("</function>", "</seed:tool_call>"), has_lines=False),
+    "invoked": Tags(
+        '"', '<parameter name="', '">', "", "</parameter>", ("</invoke>", "</minimax:tool_call>"), has_lines=False
+    ),
     "keyed": Tags("<", "<arg_key>", "<arg_value>", "</arg_key>", "</arg_value>", ("</tool_call>",), has_lines=False),
 }
-"""The tags of Qwen3-Coder and of GLM-4.5, by the reader."""
+"""The tags of Qwen3-Coder, Seed-OSS, MiniMax-M2 and GLM-4.5, by the reader."""
 
 
 class TaggedCall(MembersCall):

@@ -34,6 +34,7 @@ def called(arguments: str) -> ToolCall:
 TAGGED = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
 DEEP = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
 KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+MINIMAX = '<minimax:tool_call>\n<invoke name="f">'
 TABLE = [
     ("hermes", "no call, a < b and <tool_ca", ["no call, a < b and <tool_ca"]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', [A]),
@@ -151,6 +152,17 @@ TABLE = [
     ("kimi_k2", KIMI + '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>', [A]),
     ("kimi_k2", KIMI + '{"x": 1}<|tool_call_end|>', [A]),
     ("kimi_k2", KIMI.replace("functions.f", "g") + '{"x": 1}', ...),
+    ("seed_oss", "<seed:tool_call><function=f><parameter=x>1</parameter></function></seed:tool_call>.", [A, "."]),
+    ("seed_oss", "<seed:tool_call><function=g>", ...),
+    ("minimax_m2", MINIMAX + '<parameter name="x">1</parameter></invoke></minimax:tool_call>', [A]),
+    ("minimax_m2", MINIMAX + '<parameter name="x', [called("{")]),
+    ("minimax_m2", MINIMAX.replace("f", "g") + "</invoke>", ...),
+    ("granite", 'Well.<|tool_call|>[{"name": "f", "arguments": {"x": 1}}]', ["Well.", A]),
+    ("granite", "<|tool_call|>[]", ...),
+    ("nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}] </TOOLCALL>', [A]),
+    ("cohere_command3", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}]', [A]),
+    ("olmo3", "<function_calls>f(x=1)\nget-weather_2()</function_calls>", [A, B]),
+    ("olmo3", "<function_calls>f(x=1)\nand so on", [A, "\nand so on"]),
     ("glm45", "Well.<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", ["Well.", A]),
     (
         "glm45",
@@ -341,7 +353,13 @@ TEMPLATES: list[tuple[str, str | None]] = [
     ("{{ '<start_function_call>call:' + name + '{' }}", "functiongemma"),
     ("<|tool_call_start|>{{ calls }}<|tool_call_end|>", "lfm2"),
     ('{{- "<|start|>assistant<|channel|>commentary to=functions." + name + " json<|message|>" }}', "openai"),
-    ("<tool_calls>[{% for call in calls %}{{ call.function | tojson }}{% endfor %}]</tool_calls>", None),
+    ("<tool_calls>[{% for call in calls %}{{ call.function | tojson }}{% endfor %}]</tool_calls>", "hunyuan_a13b"),
+    ("<seed:tool_call>\\n<function={{ name }}>\\n</function>\\n</seed:tool_call>", "seed_oss"),
+    ("""{{ '<minimax:tool_call>' }}{{ '<invoke name="' + call.name + '">' }}""", "minimax_m2"),
+    ("{{ '<|start_of_role|>system' }} respond only with <|tool_call|> followed by a JSON list of tools", "granite"),
+    ("{{- '<TOOLCALL>[' }}{{- ']</TOOLCALL>' }}", "nemotron_json"),
+    ("""<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ name }}"}]<|END_ACTION|>""", "cohere_command3"),
+    ("{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo3"),
     ("<use_mcp_tool>\\n<server_name>{{ name }}</server_name></use_mcp_tool> <tool_call></tool_call>", None),
     # Llama 3.1, 3.2 and 3.3; Llama 3.2 and ToolACE with calls as in Python
     (

@@ -53,6 +53,44 @@ CALLS: dict[str, tuple[str, str, list[str]]] = {
         "\n<tool_call>\n<function=clock>\n<parameter=zone>\nany\n</parameter>\n</function>\n</tool_call>",
         ["<tool_call>\n<function=weather>\n<parameter=city>\nBonn", "<function=weather>\n</function>"],
     ),
+    "seed_oss": (
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n<parameter=days>2</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        "\n<seed:tool_call>\n<function=clock>\n<parameter=zone>any</parameter>\n</function>\n</seed:tool_call>",
+        ["<seed:tool_call>\n<function=weather>\n<parameter=city>Bonn", "<seed:tool_call>\n<function=unknown"],
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n<parameter name="days">'
+        "2</parameter>\n</invoke>\n</minimax:tool_call>",
+        '\n<minimax:tool_call><invoke name="clock"><parameter name="zone">any</parameter></invoke></minimax:tool_call>',
+        ['<minimax:tool_call><invoke name="weather"><parameter name="city">Bonn', "<minimax:tool_call>weather"],
+    ),
+    "granite": (
+        '<|tool_call|>[{"name":"weather","arguments":{"city":"Oslo","days":2}}]',
+        '<|tool_call|>[{"name":"clock","arguments":{"zone":"any"}}]',
+        ['<|tool_call|>[{"name":"weather","arguments":{"city":"Bonn', '<|tool_call|>[{"name":"unknown'],
+    ),
+    "nemotron_json": (
+        '<TOOLCALL>[{"name":"weather","arguments":{"city":"Oslo","days":2}}]</TOOLCALL>',
+        '<TOOLCALL>[{"name":"clock","arguments":{"zone":"any"}}]</TOOLCALL>',
+        ['<TOOLCALL>[{"name":"weather","arguments":{"city":"Bonn', "<TOOLCALL>[]"],
+    ),
+    "hunyuan_a13b": (
+        '<tool_calls>[{"name":"weather","arguments":{"city":"Oslo","days":2}}]</tool_calls>',
+        '<tool_calls>[{"name":"clock","arguments":{"zone":"any"}}]</tool_calls>',
+        ['<tool_calls>[{"name":"weather","arguments":{"city":"Bonn', "<tool_calls>[]"],
+    ),
+    "cohere_command3": (
+        '<|START_ACTION|>[{"tool_call_id":"0","tool_name":"weather","parameters":{"city":"Oslo","days":2}}]'
+        "<|END_ACTION|>",
+        '<|START_ACTION|>[{"tool_name":"clock","parameters":{"zone":"any"}}]<|END_ACTION|>',
+        ['<|START_ACTION|>[{"tool_name":"weather","parameters":{"city":"Bonn', '<|START_ACTION|>[{"name'],
+    ),
+    "olmo3": (
+        '<function_calls>weather(city="Oslo", days=2)</function_calls>',
+        '<function_calls>clock(zone="any")</function_calls>',
+        ['<function_calls>weather(city="Bonn', "<function_calls>unknown("],
+    ),
     "pythonic": (
         '[weather(city="Oslo", days=2)',
         ', clock(zone="any")]',

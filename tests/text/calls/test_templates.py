@@ -73,6 +73,10 @@ DEEPSEEK = (
     "{{ messages[1].content }}<｜tool▁calls▁begin｜>{% for c in messages[1].tool_calls %}{{ '\n' if not loop.first }}"
     "<｜tool▁call▁begin｜>CALL<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>"
 )
+SEED_MEMBERS = (
+    "{% for key, value in c.function.arguments | items %}<parameter={{ key }}>{{ value if value is string else "
+    "value | tojson }}</parameter>{{ '\n' }}{% endfor %}"
+)
 ARGUMENTS = "{{ c.function.arguments | tojson }}"
 TEMPLATES += [
     # DeepSeek V3 and R1, and V3.1
@@ -116,6 +120,48 @@ TEMPLATES += [
         "openai",
         "<|channel|>analysis<|message|>A < B.<|end|>{% for c in messages[1].tool_calls %}<|start|>assistant "
         "to=functions.{{ c.function.name }}<|channel|>commentary json<|message|>" + ARGUMENTS + "<|call|>{% endfor %}",
+    ),
+    # Seed-OSS
+    (
+        "seed_oss",
+        "{{ messages[1].content }}{% for c in messages[1].tool_calls %}{{ '\n<seed:tool_call>\n<function=' }}"
+        "{{ c.function.name }}>\n" + SEED_MEMBERS + "</function>{{ '\n' }}</seed:tool_call>{% endfor %}",
+    ),
+    # MiniMax-M2
+    (
+        "minimax_m2",
+        "{{ messages[1].content }}{{ '\n<minimax:tool_call>' }}{% for c in messages[1].tool_calls %}{{ '\n<invoke "
+        """name="' }}{{ c.function.name }}">{{ '\n' }}"""
+        + SEED_MEMBERS.replace("<parameter={{ key }}>", """<parameter name="{{ key }}">""")
+        + "</invoke>{% endfor %}{{ '\n' }}</minimax:tool_call>",
+    ),
+    # Granite 3, Nemotron-H and Nemotron Nano 2, Hunyuan A13B
+    *(
+        (
+            name,
+            "{{ messages[1].content }}" + start + "[{% for c in messages[1].tool_calls %}"
+            "{{ ', ' if not loop.first }}" + OBJECT + "{% endfor %}]" + end,
+        )
+        for name, start, end in (
+            ("granite", "<|tool_call|>", ""),
+            ("nemotron_json", "<TOOLCALL>", "</TOOLCALL>"),
+            ("hunyuan_a13b", "<tool_calls>", "</tool_calls>"),
+        )
+    ),
+    # Command R7B and Command A
+    (
+        "cohere_command3",
+        "{{ messages[1].content }}<|START_ACTION|>[{% for c in messages[1].tool_calls %}{{ ',' if not loop.first }}"
+        """{{ '\n    {"tool_call_id": "' }}{{ loop.index0 }}", "tool_name": "{{ c.function.name }}", "parameters": """
+        + ARGUMENTS
+        + "}{% endfor %}{{ '\n' }}]<|END_ACTION|>",
+    ),
+    # OLMo 3
+    (
+        "olmo3",
+        "{{ messages[1].content }}<function_calls>{% for c in messages[1].tool_calls %}{{ '\n' if not loop.first }}"
+        "{{ c.function.name }}({% for key, value in c.function.arguments | items %}{{ ', ' if not loop.first }}"
+        "{{ key }}={{ '%r' | format(value) }}{% endfor %}){% endfor %}</function_calls>",
     ),
     # LFM2
     ("lfm2", "{{ messages[1].content }}<|tool_call_start|>" + dict(TEMPLATES)["pythonic"] + "<|tool_call_end|>"),
