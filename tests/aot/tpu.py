@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -76,7 +76,7 @@ class Compiled:
 
 def read(
     program: jax.stages.Compiled,
-    pages: KVPages,
+    pages: KVPages | Sequence[KVPages],
     weights: Iterable[jax.ShapeDtypeStruct] = (),
     states: Iterable[jax.ShapeDtypeStruct] = (),
 ) -> Compiled:
@@ -88,7 +88,7 @@ def read(
     kept = [f"[{','.join(map(str, each.shape))}]" for each in (*tokens, *states)]
     copies = [line for line in text.splitlines() if _COPY.search(line) and any(shape in line for shape in kept)]
     shapes = [weight.sharding.shard_shape(weight.shape) for weight in weights]
-    sizes = {math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape) - 1)}
+    sizes = {math.prod(shape[axis:]) for shape in shapes for axis in range(min(2, len(shape) - 1))}
     relaid = [line for line in text.splitlines() if (found := _RELAID.search(line)) and _elements(found[1]) in sizes]
     return Compiled(memory.alias_size_in_bytes, memory.temp_size_in_bytes, _vmem(text), copies, relaid, text)
 
@@ -168,7 +168,8 @@ def compile_step(
     """
     mesh = mesh_of(generation, chips)
     groups = form_groups(on_shards(model, chips).layer_caches, max_model_len, views=can_view("tpu", cache_dtype))
-    cache = CacheConfig(groups, (num_pages,), 128, cache_dtype, "packed", num_states)
+    pools = 1 + max(group.pool for group in groups)
+    cache = CacheConfig(groups, (num_pages,) * pools, 128, cache_dtype, "packed", num_states)
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh))
     programs = Programs(decoder, config, mesh)
@@ -176,9 +177,10 @@ def compile_step(
     compiled = compile_one(
         programs._lower_layers(tokens, state), compiler_options("tpu", mesh.devices.flat[0].device_kind)
     )
-    # Only stacked matrices: vectors and the table of positions have the sizes of activations.
-    matrices = [weight for weight in programs.weights if len(weight.shape) == 3]
-    (pages,), states = on_one_device(state.caches)
+    # Only stacked matrices and experts: vectors, small matrices and the table of positions have sizes of activations.
+    most = tokens * model.embed_dim
+    matrices = [each for each in programs.weights if len(each.shape) > 2 and math.prod(each.shape[1:]) > most]
+    pages, states = on_one_device(state.caches)
     return read(compiled, pages, matrices, jax.tree.leaves(states)), bytes_of((pages, states))
 
 
