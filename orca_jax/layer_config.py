@@ -50,6 +50,7 @@ class RopeConfig:
     temperature: float = 0.0  # factor on the queries at position p: 1 + temperature * log(1 + p // original)
     share: float = 1.0  # proportional: of the frequencies, the highest ones; the others are zero
     rotated_dim: int | None = None  # first dimensions of each head, which are rotated; None: all
+    unit_eps: float = 0.0  # of norms without weights of what is rotated, before it; 0: there are none
 
     def yarn_magnitude(self, strength: float) -> float:
         """The factor of yarn for texts `factor` times as long."""
@@ -206,6 +207,7 @@ class ExpertsConfig:
     shared_dim: int = 0  # width of an additional expert of all tokens; 0: there is none
     has_biases: bool = False  # of the router's products and of the projections of experts
     clamp: GateClamp | None = None  # None: the activation of the gate, times the vector beside it
+    weighs_inputs: bool = False  # a token's weight multiplies the inputs of its only expert, and not the results
     shared_gate: bool = True  # each token weights it by its own number
     beside_dim: int = 0  # width of an MLP beside the experts; both have norms, and the router reads the stream
     router: RouterConfig = RouterConfig()

@@ -30,7 +30,7 @@ class Experts(nnx.Module):
         self.mesh = make.mesh
         self.activation, self.clamp = config.activation, experts.clamp
         self.per_token = experts.per_token
-        self.is_normalised = experts.is_normalised
+        self.is_normalised, self.weighs_inputs = experts.is_normalised, experts.weighs_inputs
         self.rules = experts.router
         make = make.of_each_device()
         embed, width, count = config.embed_dim, config.mlp_dim, experts.count
@@ -85,7 +85,8 @@ class Experts(nnx.Module):
         chosen, weights = self.route(routed)
         kernels = ExpertKernels(_stored(self.gate), _stored(self.up), _stored(self.down), self._biases())
         form = self.up.form if isinstance(self.up, QuantisedExperts) else KernelForm()
-        mixed = expert_mlp(x, chosen, weights, kernels, activation=self._gated, form=form)
+        inputs, weights = (x * weights, jnp.ones_like(weights)) if self.weighs_inputs else (x, weights)
+        mixed = expert_mlp(inputs, chosen, weights, kernels, activation=self._gated, form=form)
         return mixed if self.shared is None else mixed + self.shared(x)
 
     def _biases(self) -> ExpertBiases | None:
@@ -112,7 +113,13 @@ class Experts(nnx.Module):
         if rules.scores == "two_softmaxes":
             return _of_two_softmaxes(products, rules.reach)
         scores = jax.nn.softmax(products) if rules.scores == "softmax" else jax.nn.sigmoid(products)
-        choice = scores if self.choice_bias is None else scores + self.choice_bias[...].astype(jnp.float32)
+        choice = (
+            products
+            if self.weighs_inputs
+            else scores
+            if self.choice_bias is None
+            else scores + self.choice_bias[...].astype(jnp.float32)
+        )
         if rules.used_groups < rules.groups:
             choice = _of_best_groups(choice, rules)
         _, chosen = jax.lax.top_k(choice, self.per_token)

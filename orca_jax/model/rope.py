@@ -42,7 +42,8 @@ def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
 def _llama3(base: np.ndarray, rope: RopeConfig) -> np.ndarray:
     """Stretch long wavelengths by `factor`, keep short ones, and blend those between (Llama 3.1)."""
     turns = rope.original_max_position * base / (2 * math.pi)  # within the original context
-    keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    between = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)  # 0 in Llama 4 Scout: nothing is blended
+    keep = (turns - rope.low_freq_factor) / between
     keep = np.clip(keep, 0.0, 1.0)
     return base * (keep + (1 - keep) / rope.factor)
 
@@ -85,15 +86,22 @@ class Rotation:
         cos: Float[Array, "T 1 A"],
         sin: Float[Array, "T 1 A"],
         temperature: Float[Array, "T 1 1"] | None = None,
+        unit_eps: float | Float[Array, ""] = 0.0,
     ) -> None:
-        self.dim, self.cos, self.sin, self.temperature = dim, cos, sin, temperature
+        self.dim, self.cos, self.sin, self.temperature, self.unit_eps = dim, cos, sin, temperature, unit_eps
 
     def of_queries(self, query: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
         """Rotate queries, and multiply them by the temperature of their positions."""
         return self(query) if self.temperature is None else self(query) * self.temperature
 
     def __call__(self, x: Float[Array, "T H D"]) -> Float[Array, "T H D"]:
-        """Rotate the pairs (d, d + R/2) of every head, in float32. Dimensions from R on stay as they are."""
+        """Rotate the pairs (d, d + R/2) of every head, in float32. Dimensions from R on stay as they are.
+
+        Heads are normalised before, if the layer has such norms.
+        """
+        if isinstance(self.unit_eps, jax.Array) or self.unit_eps:
+            factors = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.unit_eps)
+            x = x * jnp.where(self.unit_eps > 0, factors, 1.0)
         first, second = jnp.split(x[..., : self.dim], 2, axis=-1)
         rotated = first * self.cos - second * self.sin, second * self.cos + first * self.sin
         return jnp.concatenate([*rotated, x[..., self.dim :]], axis=-1)
@@ -124,7 +132,9 @@ class Rotations:
         assert len({kind.dim for kind in self._kinds}) == 1, "all layers of a model rotate as many dimensions"
         number = jnp.asarray(self._number, jnp.int32)[layer]
         cos = jax.lax.select_n(number, *(kind.cos for kind in self._kinds))
-        return Rotation(self._kinds[0].dim, cos, jax.lax.select_n(number, *(kind.sin for kind in self._kinds)))
+        sin = jax.lax.select_n(number, *(kind.sin for kind in self._kinds))
+        eps = [kind.unit_eps for kind in self._kinds]
+        return Rotation(self._kinds[0].dim, cos, sin, unit_eps=jnp.asarray(eps)[number] if any(eps) else 0.0)
 
 
 def _rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> Rotation:
@@ -136,4 +146,6 @@ def _rotation(rope: RopeConfig, head_dim: int, positions: Int[Array, "T"]) -> Ro
         steps = jnp.floor(positions / rope.original_max_position)
         temperature = (1 + rope.temperature * jnp.log1p(steps))[:, None, None]
         return Rotation(dim, *unfused((cos, sin, temperature)))
-    return Rotation(dim, *unfused((cos, sin)))  # otherwise a scan over layers would compute them in every layer
+    return Rotation(
+        dim, *unfused((cos, sin)), unit_eps=rope.unit_eps
+    )  # otherwise a scan over layers would compute them in every layer

@@ -21,6 +21,7 @@ from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from orca_jax.model.families.mixtral import MIXTRAL
 from orca_jax.model.families.mixtures.gpt_oss import GPT_OSS
+from orca_jax.model.families.mixtures.llama4 import LLAMA4_TEXT
 from orca_jax.model.families.mixtures.near_qwen import NEAR_QWEN
 from orca_jax.model.families.mixtures.other_sigmoid import OTHER_SIGMOID
 from orca_jax.model.families.mixtures.sigmoid import SIGMOID
@@ -49,6 +50,7 @@ _WITH_EXPERTS = (
     *SIGMOID,
     *SOFTMAX,
     GPT_OSS,
+    LLAMA4_TEXT,
     *OTHER_SIGMOID,
     *GRANITES,
     *NEAR_QWEN,

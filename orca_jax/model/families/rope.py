@@ -208,8 +208,8 @@ def _proportional(scaling: Scaling, theta: float, original: int, limit: int) -> 
 
 def _llama3(scaling: Scaling, theta: float, original: int, limit: int) -> RopeConfig:
     low, high = get_float(scaling, "low_freq_factor"), get_float(scaling, "high_freq_factor")
-    if high <= low:
-        raise refusal("high_freq_factor", f"must be more than low_freq_factor {low}", high)
+    if high < low:
+        raise refusal("high_freq_factor", f"must be at least low_freq_factor {low}", high)
     return RopeConfig(
         theta=theta,
         kind="llama3",

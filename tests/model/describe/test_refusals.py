@@ -257,7 +257,7 @@ def test_malformed_rotary_positions_are_refused_by_name(kind: str) -> None:
 @pytest.mark.parametrize(
     ("rope", "param"),
     [
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 3.9}, "high_freq_factor"),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "high_freq_factor"),
         ({"rope_type": "yarn", "factor": 8.0, "rope_theta": 1.0}, "rope_theta"),
         (

@@ -51,6 +51,20 @@ def test_layers_without_positions() -> None:
     assert ropes(read("dots1", layer_types=[FULL, SLIDING] * 4)) == [True] * 8
 
 
+def test_llama4_is_served_up_to_the_tokens_from_which_attention_is_another() -> None:
+    """Chunks of rotated layers begin again at `attention_chunk_size`, the temperature of others changes before it."""
+    limit = "max_position_embeddings"
+    published = {limit: 10485760, "attn_temperature_tuning": 4, "no_rope_layers": [], "for_llm_compression": False}
+    assert read("llama4_text", **published).max_positions == 8191
+    assert ropes(read("llama4_text")) == [True, True, True, False] * 2
+    assert read("llama4_text", **{limit: 9000}, attn_temperature_tuning=False).max_positions == 8192
+    assert read("llama4_text", **{limit: 9000}, no_rope_layers=[1] * 8).max_positions == 8192
+    assert read("llama4_text", **{limit: 64}, attention_chunk_size=16).max_positions == 16
+    assert read("llama4_text", **{limit: 64}, attention_chunk_size=None, floor_scale=32).max_positions == 31
+    experts = read("llama4_text", interleave_moe_layer_step=2, intermediate_size_mlp=24).experts
+    assert experts is not None and (experts.dense_layers, experts.dense_dim) == ((0, 2, 4, 6), 24)
+
+
 def test_a_theta_of_olmo3_outside_the_objects_is_that_of_full_layers() -> None:
     config = read("olmo3", rope_theta=1e4)
     assert config.rope is not None and config.windowed_rope is not None
@@ -76,6 +90,10 @@ def test_gelu_of_gemma_is_an_approximation() -> None:
         ({"model_type": "glm4_moe", "head_dim": 128, "n_group": 3}, "n_group"),
         ({"model_type": "glm4_moe", "head_dim": 128, "first_k_dense_replace": 46}, "first_k_dense_replace"),
         ({"model_type": "internvl", "text_config": {"model_type": "gpt_oss"}}, "text_config"),
+        ({"model_type": "llama4_text", "num_experts_per_tok": 2}, "num_experts_per_tok"),
+        ({"model_type": "llama4_text", "moe_layers": [48]}, "moe_layers"),
+        ({"model_type": "llama4_text", "no_rope_layers": [0] * 48}, "no_rope_layers"),
+        ({"model_type": "llama4_text", "interleave_moe_layer_step": 49}, "interleave_moe_layer_step"),
         ({"model_type": "llava", "text_config": {"model_type": "llama", "attn_scale": 2.0}}, "attn_scale"),
     ],
     ids=str,

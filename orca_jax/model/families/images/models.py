@@ -11,6 +11,7 @@ from orca_jax.model.families.images.qwen_vl import QWEN2_VL_TEXT, QWEN3_VL_TEXT
 from orca_jax.model.families.images.wrapped import wrapper
 from orca_jax.model.families.llama import LLAMA
 from orca_jax.model.families.mistral import MINISTRAL3, MISTRAL
+from orca_jax.model.families.mixtures.llama4 import LLAMA4_TEXT
 from orca_jax.model.families.mixtures.near_qwen import ARIA_TEXT
 from orca_jax.model.families.qwen import QWEN2, QWEN3
 from orca_jax.model.families.qwen_moe import QWEN3_MOE
@@ -24,6 +25,7 @@ _KIMI = {"deepseek_v3": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3}  # the second name 
 _GLM = {"glm4v_text": GLM4V_TEXT, "glm4v_moe_text": GLM4V_MOE_TEXT}
 # Transformers' models for images and texts leave out the factor on logits.
 _COHERE = {"cohere2": replace(COHERE2, config_from_hf=lambda hf: replace(COHERE2.config_from_hf(hf), logit_scale=1.0))}
+_LLAMA4 = {"llama4_text": LLAMA4_TEXT}
 _EXAONE = dict.fromkeys(("exaone4", "exaone4_5_text"), EXAONE4)  # the second name is that of older files
 _PROJECTION = frozenset({"projection_hidden_size", "projection_layer_norm_eps"})
 _ARIA = frozenset({"max_value_projector_patch_to_query_dict", "projector_patch_to_query_dict"})
@@ -46,6 +48,7 @@ WRAPPERS = (
         is_flat=True,
     ),
     wrapper("qwen3_vl", "Qwen3-VL", _names("Qwen3VL"), {"qwen3_vl_text": QWEN3_VL_TEXT}, "qwen3_vl_text", tied=False),
+    wrapper("llama4", "Llama 4", ("Llama4ForConditionalGeneration",), _LLAMA4, "llama4_text", tied=False),
     wrapper("gemma4", "Gemma 4", _names("Gemma4"), {"gemma4_text": GEMMA4_TEXT}, "gemma4_text", tied=True),
     wrapper("qwen3_5", "Qwen3.5", _names("Qwen3_5"), {"qwen3_5_text": QWEN3_5_TEXT}, "qwen3_5_text", tied=False),
     wrapper(

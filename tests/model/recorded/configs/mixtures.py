@@ -188,6 +188,19 @@ def aria_text(draw: Random, number: int) -> Config:
     return config | counts | {"attention_bias": number == 1}
 
 
+def llama4_text(draw: Random, number: int) -> Config:
+    """Llama 4: layers without positions, and some without experts."""
+    config = llama(draw, number) | {"num_hidden_layers": 4, "rope_parameters": rope(draw, kinds=("default", "llama3"))}
+    config |= {"num_local_experts": draw.choice((4, 6)), "intermediate_size": 12, "intermediate_size_mlp": 20}
+    config |= {"interleave_moe_layer_step": 1 + number % 2, "attention_bias": draw.random() < 0.5}
+    if number == 2:  # as in Scout
+        config["rope_parameters"] |= {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+        config["rope_parameters"] |= {"factor": 16.0, "original_max_position_embeddings": 16}
+    if number % 3 == 1:
+        config |= {"no_rope_layers": [0, 1, 1, 1], "moe_layers": [1, 2]}
+    return config | {"no_rope_layer_interval": draw.choice((2, 3, 4)), "use_qk_norm": number % 4 != 2}
+
+
 MIXTURES: dict[str, Callable[[Random, int], Config]] = {
     maker.__name__: maker
     for maker in (
@@ -208,5 +221,6 @@ MIXTURES: dict[str, Callable[[Random, int], Config]] = {
         flint,
         mellum,
         aria_text,
+        llama4_text,
     )
 }
