@@ -7,8 +7,9 @@ There are four implementations, chosen by name:
              with the fewest possible rewrites (`tpu_quantised.py`)
     blocks   for CPUs, since XLA scatters one element at a time there: an increment writes one column of a page, a
              chunk writes page after page
-    pages    for GPUs and quantised pages: all pages at once, since a GPU waits for its host at every pass of a loop
-             with a dynamic trip count
+    pages    for GPUs and quantised pages, and for pages without values on accelerators: all pages at once, since a GPU
+             waits for its host at every pass of a loop with a dynamic trip count, and a TPU would copy all pages in
+             order to write columns
 
 Quantised pages: a token of a head-major page has its own scales, and is written like any other. In a packed page, a
 token larger than all before it changes the scale, and with it the stored values. So these pages are written whole.
@@ -72,9 +73,11 @@ def write_kv(
     return written
 
 
-def _pages(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
+def _pages(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVPages:
     """Read all pages with new tokens, merge these in, and write the pages together. Invalid pieces are dropped."""
-    if not isinstance(pages, PackedPages) or pages.scale is None:
+    if isinstance(pages, HeadMajorPages):
+        return _whole_head_major(pages, k, v, requests)
+    if pages.scale is None or v is None:
         raise NotImplementedError("write_kv 'pages' writes packed pages that are quantised")
     num_tokens, _, head_dim = k.shape
     count, pieces = cut(pages.page_size, num_tokens, requests)
@@ -96,6 +99,32 @@ def _pages(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     return write_pages(pages, page, (merged[0], merged[1]), (least[0], least[1]))
 
 
+def _whole_head_major(pages: HeadMajorPages, k: Array, v: Array | None, requests: RowArrays) -> HeadMajorPages:
+    count, pieces = cut(pages.page_size, k.shape[0], requests)
+    slot, piece = (jnp.arange(size, dtype=jnp.int32) for size in (pages.page_size, pieces.page.shape[0]))
+    token = jnp.clip(pieces.token[:, None] + slot, 0, k.shape[0] - 1)  # [M, S]
+    is_new = (slot >= pieces.begin[:, None]) & (slot < pieces.end[:, None])
+    page = jnp.where(piece < count, pieces.page, pages.k.shape[0] + piece)  # unique, like all other pages
+
+    def put(pool: Array, tokens: Array) -> Array:
+        new = jnp.moveaxis(tokens[token], 1, -1)  # [M, K, (D,) S]
+        merged = jnp.where(is_new.reshape(len(piece), *[1] * (new.ndim - 2), -1), new, pool[pieces.page])
+        return pool.at[page].set(merged, mode="drop", unique_indices=True)
+
+    pools, structure = jax.tree.flatten(pages)
+    written = [put(pool, tokens) for pool, tokens in zip(pools, _stored(pages, k, v), strict=True)]
+    return jax.tree.unflatten(structure, written)
+
+
+def _stored(pages: HeadMajorPages, k: Array, v: Array | None) -> list[Array]:
+    """What each pool stores of all tokens: [T, K, D], and scales [T, K] of quantised ones."""
+    parts = [k] if v is None else [k, v]
+    if not pages.is_quantised:
+        return [tokens.astype(pages.dtype) for tokens in parts]
+    values, scales = zip(*(quantise_tokens(tokens, pages.dtype) for tokens in parts), strict=True)
+    return [*map(as_bytes, values), *scales]
+
+
 def _blocks(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVPages:
     """Write requests with one token first, a slot each; then the other requests, one page at a time."""
     write = _head_major if isinstance(pages, HeadMajorPages) else _packed
@@ -108,11 +137,7 @@ def _head_major(pages: HeadMajorPages, k: Array, v: Array | None, requests: RowA
     page_table, query_start, query_len, context_len = requests
     size = pages.page_size
     pools, structure = jax.tree.flatten(pages)  # [N, K, (D,) S]
-    parts = [k] if v is None else [k, v]
-    new = [tokens.astype(pages.dtype) for tokens in parts]  # [T, K(, D)]
-    if pages.is_quantised:
-        values, scales = zip(*(quantise_tokens(tokens, pages.dtype) for tokens in parts), strict=True)
-        new = [*map(as_bytes, values), *scales]
+    new = _stored(pages, k, v)
 
     def increment(row: jax.Array, pools: list[Array]) -> list[Array]:
         page, slot = page_table[row, (context_len[row] - 1) // size], (context_len[row] - 1) % size

@@ -241,7 +241,7 @@ def write_and_attend(
         done: tuple[Array, KVPages] = module.write_and_attend(q, k, v, pages, prepared, first_page, scores)
         return done
     requests = prepared.of_layer(first_page)
-    pages = write_kv(pages, k, v, requests)
+    pages = write_kv(pages, k, v, requests, implementation="pages" if v is None and device.platform != "cpu" else None)
     return ragged_attention(q, pages, requests, scores, implementation=backend.name), pages
 
 

@@ -27,6 +27,7 @@ IMPLEMENTATIONS = ["scatter", "blocks"]
 SHORT = [case for case in CASES if case.head_dim == 16 and case.page_dtype == "float32"]
 MIXED = [case for case in SHORT if case.name in ("increments and chunks with padding", "sliding window")]
 WRITES = [("head_major", way, case) for way in IMPLEMENTATIONS for case in SHORT]
+WRITES += [("head_major", "pages", case) for case in SHORT]
 WRITES += [("packed", way, case) for way in IMPLEMENTATIONS for case in MIXED]
 QUANTISED = [case for case in CASES if case.page_dtype in ("int8", "float8_e4m3fn")]
 
@@ -40,7 +41,10 @@ def new_tokens(case: Case, arrays: Arrays) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("implementation", "case"),
-    [(way, case) for way in IMPLEMENTATIONS for case in MIXED] + [("blocks", case) for case in QUANTISED[:1]],
+    [
+        *((way, case) for way in (*IMPLEMENTATIONS, "pages") for case in MIXED),
+        *((way, QUANTISED[0]) for way in ("blocks", "pages")),
+    ],
     ids=lambda x: x.name if isinstance(x, Case) else x,
 )
 def test_pages_without_values_get_keys_alone(case: Case, implementation: str) -> None:
@@ -105,7 +109,12 @@ def test_every_token_lands_in_its_slot_and_nothing_else_changes(
 
 @pytest.mark.parametrize(
     ("layout", "implementation", "case"),
-    [("head_major", None, QUANTISED[0]), ("packed", "blocks", QUANTISED[1]), ("packed", None, QUANTISED[1])],
+    [
+        ("head_major", None, QUANTISED[0]),
+        ("head_major", "pages", QUANTISED[0]),
+        ("packed", "blocks", QUANTISED[1]),
+        ("packed", None, QUANTISED[1]),
+    ],
 )
 def test_quantised_pages_keep_old_tokens_and_take_new_ones(
     case: Case, implementation: str | None, layout: PageLayout
