@@ -196,9 +196,9 @@ def test_pages_at_once_are_those_that_come_one_after_the_other(
     np.testing.assert_array_equal(bits(at_once)[others], bits(arrays.pages)[others])
 
 
-def test_pages_are_for_packed_and_quantised_ones() -> None:
-    case = QUANTISED[0]
-    arrays = make_arrays(case)
+def test_pages_are_for_packed_pages_only_if_these_are_quantised() -> None:
+    case = MIXED[0]
+    arrays = make_arrays(case, layout="packed")
     with pytest.raises(NotImplementedError, match="packed pages that are quantised"):
         written(arrays, new_tokens(case, arrays), "pages")
 

@@ -14,7 +14,7 @@ from orca_jax.model.families.base import Family, Weight, paired
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
 from orca_jax.model.families.rope import RopeRules
-from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
+from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
 
 _MLP = "layers.{layer}.feed_forward"
@@ -22,8 +22,9 @@ _KINDS = ("chunked_attention", "full_attention")
 
 
 def _numbers(hf: HfConfig, key: str, allowed: range, default: list[int]) -> list[int]:
-    """A list of integers of a range; the default in place of null or of an empty list."""
-    values = hf.get(key) or default
+    """A list of integers of a range; the default in place of null."""
+    values = hf.get(key)
+    values = default if values is None else values
     if not isinstance(values, list) or any(type(value) is not int or value not in allowed for value in values):
         raise refusal(key, f"must be a list of integers from {allowed.start} to {allowed.stop - 1}", values)
     return values
@@ -35,15 +36,17 @@ def _longest(hf: HfConfig, config: ModelConfig, has_rope: tuple[bool, ...]) -> i
     limits = [config.max_positions]
     if hf.get("attention_chunk_size", 8192) is not None:
         limits.append(get_int(hf, "attention_chunk_size", 8192))
-    if hf.get("attn_temperature_tuning", True) and not all(has_rope):  # a number in published files
-        limits.append(get_int(hf, "floor_scale", 8192) - 1)
+    is_tuned, start = hf.get("attn_temperature_tuning", True), get_int(hf, "floor_scale", 8192)
+    is_tuned = is_tuned if isinstance(is_tuned, bool) else get_count(hf, "attn_temperature_tuning", 1) > 0
+    if is_tuned and not all(has_rope):  # a number in published files
+        limits.append(start - 1)
     return min(limits)
 
 
 def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     layers, interval = config.num_layers, get_int(hf, "no_rope_layer_interval", 4)
     usual = [int((layer + 1) % interval != 0) for layer in range(layers)]
-    rotated = _numbers(hf, "no_rope_layers", range(2), usual)  # 1: the layer has rotary positions
+    rotated = _numbers(hf, "no_rope_layers", range(2), usual) or usual  # 1: the layer has rotary positions
     if len(rotated) < layers or not any(rotated[:layers]):
         raise refusal("no_rope_layers", f"must have a number for each of {layers} layers, 1 for some", rotated)
     has_rope = tuple(map(bool, rotated[:layers]))
@@ -62,18 +65,19 @@ def _experts(hf: HfConfig, config: ModelConfig) -> ExpertsConfig:
     layers, step = config.num_layers, get_int(hf, "interleave_moe_layer_step", 1)
     sparse = _numbers(hf, "moe_layers", range(layers), list(range(step - 1, layers, step)))
     if not sparse:
-        raise refusal("interleave_moe_layer_step", f"must leave a layer of {layers} with experts", step)
+        key = "interleave_moe_layer_step" if hf.get("moe_layers") is None else "moe_layers"
+        raise refusal(key, f"must leave a layer of {layers} with experts", hf.get(key))
     experts = read_experts(hf, "num_local_experts", (16, 1), is_normalised=False, shared_dim=config.mlp_dim)
     if experts.per_token != 1:
         raise refusal("num_experts_per_tok", "must be 1", experts.per_token)
-    dense = tuple(layer for layer in range(layers) if layer not in sparse)
+    dense, width = tuple(set(range(layers)) - set(sparse)), get_int(hf, "intermediate_size_mlp", 16384)
     return replace(
         experts,
         weighs_inputs=True,
         shared_gate=False,
         router=RouterConfig("sigmoid"),
-        dense_layers=dense,
-        dense_dim=get_int(hf, "intermediate_size_mlp", 16384) if dense else 0,
+        dense_layers=tuple(sorted(dense)),
+        dense_dim=width if dense else 0,
     )
 
 
