@@ -5,7 +5,8 @@
 Needs torch, transformers and safetensors, in an environment of their own (Python 3.11 suffices). For each model of
 `tests.model.states.hybrids` and each of its prompts, the file has the ids generated greedily after the prompt, and the
 log probabilities after every token of both. Greedy choices have wide margins, so that rounding changes no id; and
-changes of the weights by rounding hardly change the log probabilities, where the answer is to be compared closely.
+changes of the weights by rounding hardly change the log probabilities, where the answer is to be compared closely. If
+a class computes in float64, too, the log probabilities of both types differ by less than tests allow.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import transformers
 
 from tests.model.states.hybrids import NAMES, NEW, PROMPTS, RECORD, prompt, write
 
-MARGIN, STABLE, ATTEMPTS = 5e-3, 1e-5, 40
+MARGIN, STABLE, EXACT, ATTEMPTS = 5e-3, 1e-5, 2e-5, 40
 TOLERANCE = 1e-5
 NOT_THERE = re.compile(r"_decay$|slope_rate$|vision_tower|projector|visual")
 
@@ -46,18 +47,30 @@ def answers(name: str) -> dict[str, np.ndarray]:
     rounded = copy.deepcopy(model)
     for index, values in enumerate(rounded.parameters()):
         values *= 1 + 1e-7 * torch.randn(values.shape, generator=torch.Generator().manual_seed(index))
-    found: dict[str, np.ndarray] = {}
+    others, found = [(rounded, STABLE), *_in_float64(model)], dict[str, np.ndarray]()
     for number, length in enumerate(PROMPTS):
-        ids, logits = _first_clear(model, rounded, [prompt(name, length, attempt) for attempt in range(ATTEMPTS)])
+        ids, logits = _first_clear(model, others, [prompt(name, length, attempt) for attempt in range(ATTEMPTS)])
         found[f"{name}/ids_{number}"] = ids.numpy().astype(np.int32)  # those of the prompt, and the generated ones
         found[f"{name}/logprobs_{number}"] = logits.log_softmax(dim=1).numpy()
     return found
 
 
-def _first_clear(model: Any, rounded: Any, attempts: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_float64(model: Any) -> list[tuple[Any, float]]:
+    """The model in float64 and the largest difference from it; nothing if parts of its class are float32 alone."""
+    double = copy.deepcopy(model).double()
+    try:
+        double(torch.tensor([[0, 1]]), use_cache=False)
+    except RuntimeError:
+        return []
+    return [(double, EXACT)]
+
+
+def _first_clear(
+    model: Any, others: Sequence[tuple[Any, float]], attempts: Sequence[np.ndarray]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The first prompt with wide margins and the ids generated after it, and the logits after each.
 
-    `rounded` has the same weights but for rounding.
+    `others` are models with the same weights but for rounding, and the differences of log probabilities allowed.
     """
     for ids in attempts:
         prompt_ids = torch.tensor(ids)[None]
@@ -67,8 +80,9 @@ def _first_clear(model: Any, rounded: Any, attempts: Sequence[np.ndarray]) -> tu
         logits = model(whole, use_cache=False).logits[0].float()
         best = logits.topk(2).values[len(ids) - 1 : -1]
         is_clear = float((best[:, 0] - best[:, 1]).min()) > MARGIN
-        others = rounded(whole, use_cache=False).logits[0].float()
-        is_clear &= float((others.log_softmax(dim=1) - logits.log_softmax(dim=1)).abs().max()) < STABLE
+        for other, limit in others:
+            change = other(whole, use_cache=False).logits[0].log_softmax(dim=1) - logits.log_softmax(dim=1)
+            is_clear &= float(change.abs().max()) < limit
         if is_clear and torch.equal(logits.argmax(dim=1)[len(ids) - 1 : -1], whole[0, len(ids) :]):
             return whole[0], logits
     raise SystemExit(f"none of {len(attempts)} prompts is clear")
