@@ -225,8 +225,7 @@ def test_decoders_from_outside_cannot_be_quantised(kind: Quantization) -> None:
     assert quantised(EngineConfig(), model) is model
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "implementation"), covering(product_of(KINDS, IMPLEMENTATIONS), size=1))
 def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
     """Against the same form with the plain matrices that the stored values stand for."""
     draw = np.random.default_rng(2)

@@ -91,7 +91,11 @@ PRODUCTS = [
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("case", INCREMENTS + PRODUCTS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    covering(INCREMENTS + PRODUCTS, lambda case: (case in INCREMENTS, *aspects(case)), size=1),
+    ids=lambda case: case.name,
+)
 def test_increments_equal_the_reference(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over parts of a page, or matrix products where these are faster."""
     calls = []

@@ -88,7 +88,9 @@ def test_rows_of_a_packed_table(devices: int) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize(("num_layers", "keep"), [(1, (5,)), (2, None), (2, (0, 3, 3))])
+@pytest.mark.parametrize(
+    ("num_layers", "keep"), [(1, (5,)), pytest.param(2, None, marks=pytest.mark.slow), (2, (0, 3, 3))]
+)
 def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...] | None) -> None:
     """A loop whose body reads the stack, and a switch between layers with matrices of their own."""
     config, ids = replace(model(), num_layers=num_layers), jnp.arange(8, dtype=jnp.int32)
