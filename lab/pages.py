@@ -68,6 +68,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "control": control_plane.block,
     "errors": blocks.errors,
     "held_out": held_out,
+    "later": blocks.later,
     "measured": measured,
     "peers": peers_page.block,
     "routes": routes,

@@ -10,7 +10,8 @@ from lab.paper.beyond import COLUMNS
 RESULTS = Path(__file__).parents[1] / "results"
 FIGURES = ("fig8", "fig9", "fig10", "fig11", "table1")
 LATER = ("stability", "mc_sf", "vtc", "k_lpm", "ratios")
-"""Later papers, recorded in the quick form alone."""
+"""Later papers, recorded in the quick form; MC-SF also in the full one, since the rows name its 200 instances."""
+BY_FORM: Mapping[str, Sequence[str]] = {"quick": (*FIGURES, *LATER), "full": (*FIGURES, "mc_sf")}
 MODELS = ("101B", "175B", "341B")
 ENGINES = {"orca": "ORCA", "ft": "FasterTransformer"}
 
@@ -71,9 +72,20 @@ def beyond() -> str:
     return table(("", *columns.values()), cells)
 
 
+def later() -> str:
+    """The rows of later papers, of the larger form if there are two."""
+    rows = {row["name"]: row for form in ("quick", "full") for row in recorded(form)}
+    cells = [
+        (row["text"], shown(row["ours"]), shown(row["paper"]), f"**{row['verdict']}**")
+        for name, row in rows.items()
+        if name.startswith(LATER)
+    ]
+    return table(("value", "ours", "the paper", "verdict"), cells)
+
+
 def recorded(form: str = "full") -> Iterator[Mapping[str, Any]]:
-    """The rows of all figures, in the quick form also those of later papers."""
-    for name in (*FIGURES, *LATER) if form == "quick" else FIGURES:
+    """The rows of all figures, and of later papers."""
+    for name in BY_FORM[form]:
         yield from json.loads((RESULTS / f"{name}-{form}.json").read_text(encoding="utf-8"))["rows"].values()
 
 
