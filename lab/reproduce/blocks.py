@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.paper.beyond import COLUMNS
+from lab.reproduce.rows import shown as printed
 
 RESULTS = Path(__file__).parents[1] / "results"
 FIGURES = ("fig8", "fig9", "fig10", "fig11", "table1")
 LATER = ("stability", "mc_sf", "vtc", "k_lpm", "ratios")
-"""Later papers, recorded in the quick form; MC-SF also in the full one, since the rows name its 200 instances."""
-BY_FORM: Mapping[str, Sequence[str]] = {"quick": (*FIGURES, *LATER), "full": (*FIGURES, "mc_sf")}
+"""Later papers, recorded in the quick form alone."""
 MODELS = ("101B", "175B", "341B")
 ENGINES = {"orca": "ORCA", "ft": "FasterTransformer"}
 
@@ -73,19 +73,24 @@ def beyond() -> str:
 
 
 def later() -> str:
-    """The rows of later papers, of the larger form if there are two."""
-    rows = {row["name"]: row for form in ("quick", "full") for row in recorded(form)}
+    """The rows of later papers, and where to read why they differ."""
     cells = [
-        (row["text"], shown(row["ours"]), shown(row["paper"]), f"**{row['verdict']}**")
-        for name, row in rows.items()
-        if name.startswith(LATER)
+        (row["text"], printed(row["ours"]), printed(row["paper"]), f"**{row['verdict']}**")
+        for row in recorded("quick")
+        if row["name"].startswith(LATER)
     ]
-    return table(("value", "ours", "the paper", "verdict"), cells)
+    about = (
+        "## What the papers measured\n\n`python -m lab reproduce NAME --quick` gives these rows, without the papers' "
+        f"testbeds; the names are {', '.join(f'`{name}`' for name in LATER)}. The reasons for differences are in "
+        "`lab/shelf/`: `optimum.py` says why MC-SF is beyond its limit, `prefixes.py` why LPM is not behind k-LPM, and "
+        "`ratios.py` what was substituted.\n\n"
+    )
+    return about + table(("value", "ours", "the paper", "verdict"), cells) + "\n"
 
 
 def recorded(form: str = "full") -> Iterator[Mapping[str, Any]]:
-    """The rows of all figures, and of later papers."""
-    for name in BY_FORM[form]:
+    """The rows of all figures, in the quick form also those of later papers."""
+    for name in (*FIGURES, *LATER) if form == "quick" else FIGURES:
         yield from json.loads((RESULTS / f"{name}-{form}.json").read_text(encoding="utf-8"))["rows"].values()
 
 

@@ -33,7 +33,7 @@ LIMIT = 1.02
 PROMPTS = (1, 5)
 SMALL, LARGE = ((15, 25), (4, 8)), ((30, 50), (40, 60))
 """Tokens of memory, and requests: ours, and the paper's."""
-SEARCHED, CHANGES = 20, 300
+SEARCHED, CHANGES = 8, 300
 PAPER = {"at once": 1.005, "online": 1.047}
 
 

@@ -59,10 +59,7 @@ def about() -> str:
         f"- *QoE*: the share of the tokens that come before a reader expects them, the first one after "
         f"{PATIENCE:g} s, and then {READING:g} in each second.\n"
         "- *Computed twice*: tokens that were computed again after a preemption, by all tokens.\n\n"
-        "No row claims what its paper measured on other devices.\n\n"
-        "A burst of eight requests, 1,024 tokens in all, also ran on a GPT-2 with random weights, in float32, two "
-        "requests in an iteration: under each policy all tokens are those of transformers "
-        "(`tests/lab/shelf/test_tokens.py`).\n"
+        "No row claims what its paper measured on other devices.\n"
     )
 
 
