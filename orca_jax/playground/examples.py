@@ -9,7 +9,7 @@ _OF_THE_DEMO = (
     "Juan had 5 shirts and gave 2 away. How many? Reply with JSON.",
 )
 _CHATS = (
-    "What is the capital of France?",
+    "How many days are in a week?",
     "Write a short list of three fruits.",
     "What is the opposite of hot?",
 )

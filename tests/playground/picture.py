@@ -14,7 +14,7 @@ from tests.timeline.browser import chromium
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-QUESTIONS = ("What is the capital of France?", "Write a short list of three fruits.")
+QUESTIONS = ("How many days are in a week?", "Write a short list of three fruits.")
 FILES: dict[Literal["light", "dark"], str] = {"light": "playground.png", "dark": "playground-dark.png"}
 WIDTH, HEIGHT, SCALE = 1240, 880, 1.5
 
