@@ -40,7 +40,7 @@ class OwnDecoder(Decoder):
         vocab_rows: rows of the table of tokens, with padding.
     """
 
-    is_switched = False
+    is_switched = is_packed = False
 
     def __init__(self, config: ModelConfig, make: Maker, vocab_rows: int) -> None:
         raise NotImplementedError

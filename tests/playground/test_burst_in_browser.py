@@ -41,7 +41,7 @@ def test_a_burst_and_its_replay(shown: Shown, server: Server) -> None:
     assert gains is not None and float(gains[2]) == round(there / here, 1) > 1
     assert abs(float(gains[1]) - mean_there / mean_here) < 0.1
     assert "request-level: computed in this page" in text_of(page, "#basis")
-    assert text_of(page, "#live-title") == "Iteration-level scheduling, this engine"
+    assert text_of(page, "#live-title") == "Iteration-level scheduling, this engine (chunked)"
     assert "none takes the place" not in text_of(page, "#result")
     first = page.evaluate("document.querySelector('#replay').getBoundingClientRect().bottom")
     assert first < page.viewport_size["height"], "the result needs a scroll"

@@ -11,7 +11,7 @@ export class Burst {
   constructor(count, seed, settings, timeline) {
     this.timeline = timeline;
     const kind = settings.scheduler === "request_level" ? "Request-level" : "Iteration-level";
-    this.title = `${kind} scheduling, this engine`;
+    this.title = `${kind} scheduling, this engine (${settings.scheduler})`;
     this.seed = seed;
     this.lengths = burstOf(count, settings.context, seed);
     this.requests = []; // those of the timeline, as they arrive
