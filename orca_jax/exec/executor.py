@@ -71,7 +71,7 @@ class JaxExecutor:
         is_enough: true if no bucket larger than this one, whose layers take these seconds, has to be measured.
 
     Attributes:
-        launch_seconds: measured time of a launch of each bucket and its sampler. Larger buckets may be missing.
+        launch_seconds: measured time of a launch of each measured size and its sampler. Larger ones may be missing.
         stages: those of this process.
         has_results: True if this process has devices of the last stage.
         adapters: the weights of adapters by key, as plans name them; the owner of the executor adds and removes them.
