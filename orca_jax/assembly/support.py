@@ -106,7 +106,7 @@ class Facts:
 
     @property
     def uneven(self) -> str:
-        """Name the parts of the model that `shards` does not divide, and the numbers that fit. Empty: all divide."""
+        """The parts of the model that `shards` does not divide, each with the numbers that fit; empty if none."""
         from orca_jax.model.sharding import can_share, uneven_parts
 
         parts = uneven_parts(self.known, self.shards)

@@ -330,18 +330,18 @@ class JaxExecutor:
 
     def _measure_samplers(self, times: LaunchTimes, launch: Launch, *, is_known: bool) -> None:
         """Run the samplers of all widths, with all places in use. If the times are known, run the smallest with one."""
-        shapes, most, places = self._shapes, 1 if is_known else None, 1 if is_known else None
+        shapes, most = self._shapes, 1 if is_known else None  # widths, and places in use
         for width in shapes.widths[:most]:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
             view = shapes.draws_layouts[width].views(draws)
-            view["position"][:places] = 1
+            view["position"][:most] = 1
             for kind in shapes.kinds:
                 view["temperature"][:], view["top_p"][:] = kind != "greedy", kind == "unfiltered"
                 run_plain = partial(self._run_sampler, width, launch.hidden, draws, None, None)
                 times.measure_sampler(run_plain, is_plain=True)
         for width in shapes.full_widths[:most]:
             draws = pack_draws(launch.kept, self._rows, shapes.draws_layouts[width])
-            shapes.draws_layouts[width].views(draws)["position"][:places] = 1
+            shapes.draws_layouts[width].views(draws)["position"][:most] = 1
             extras = pack_extras(launch.kept, self._rows, shapes.extras_layouts[width])
             run_full = partial(self._run_sampler, width, launch.hidden, draws, extras, None)
             times.measure_sampler(run_full, is_plain=False)

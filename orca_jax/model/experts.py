@@ -113,13 +113,9 @@ class Experts(nnx.Module):
         if rules.scores == "two_softmaxes":
             return _of_two_softmaxes(products, rules.reach)
         scores = jax.nn.softmax(products) if rules.scores == "softmax" else jax.nn.sigmoid(products)
-        choice = (
-            products
-            if self.weighs_inputs
-            else scores
-            if self.choice_bias is None
-            else scores + self.choice_bias[...].astype(jnp.float32)
-        )
+        choice = products if self.weighs_inputs else scores
+        if self.choice_bias is not None:
+            choice = choice + self.choice_bias[...].astype(jnp.float32)
         if rules.used_groups < rules.groups:
             choice = _of_best_groups(choice, rules)
         _, chosen = jax.lax.top_k(choice, self.per_token)
