@@ -72,7 +72,7 @@ def programs(wanted: re.Pattern[str]) -> Iterator[tuple[str, Callable[[], jax.st
         dtype: DType = "float32" if platform == "cpu" else "bfloat16"
         for family, model in models().items():
             groups = form_groups(model.layer_caches, MAX_MODEL_LEN)
-            cache = CacheConfig(groups, (64,), 128, dtype, "head_major" if platform == "cpu" else "packed")
+            cache = CacheConfig(groups, (64,), 128, dtype, "head_major" if platform == "cpu" else "token_major")
             config = ExecutorConfig(
                 dtype, 1, BUCKETS, NUM_ROWS, MAX_MODEL_LEN, cache, lora=LoraConfig(2, 8), copies_blocks=True
             )

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orca_jax.kernels.kv_pages import PackedPages, RowArrays, needs_scales
+from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, needs_scales
 from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu, refusal
 from orca_jax.kernels.ragged_attention.tpu.blocks import TABLE, BlockSizes, Heads, read_table, rule, write_table
@@ -66,7 +66,7 @@ def seconds(batch: TuningBatch, heads: Heads, blocks: BlockSizes, *, repeats: in
     q = jax.random.normal(jax.random.key(1), queries, jnp.float32 if heads.itemsize == 4 else jnp.bfloat16)
 
     @jax.jit
-    def chain(q: jax.Array, pages: PackedPages, requests: RowArrays) -> jax.Array:
+    def chain(q: jax.Array, pages: TokenMajorPages, requests: RowArrays) -> jax.Array:
         def call(_: jax.Array, q: jax.Array) -> jax.Array:
             scores = Scores(heads.head_dim**-0.5)
             return ragged_attention_tpu(q, pages, requests, scores, blocks=blocks, interpret=interpret)
@@ -80,14 +80,14 @@ def seconds(batch: TuningBatch, heads: Heads, blocks: BlockSizes, *, repeats: in
     return (time.perf_counter() - begin) / repeats
 
 
-def _random_pages(heads: Heads, num_pages: int) -> PackedPages:
+def _random_pages(heads: Heads, num_pages: int) -> TokenMajorPages:
     """Random pages of the first type in `DTYPES` with the item size of `heads`."""
     dtype = next(jnp.dtype(name) for name in DTYPES if jnp.dtype(name).itemsize == heads.itemsize)
     shape = num_pages, heads.page_size, heads.num_kv_heads * 2 * heads.head_dim
     if not needs_scales(dtype):
-        return PackedPages(jax.random.normal(jax.random.key(0), shape, dtype))
+        return TokenMajorPages(jax.random.normal(jax.random.key(0), shape, dtype))
     values = jax.random.randint(jax.random.key(0), shape, -127, 128, dtype)
-    return PackedPages(values, jnp.full((num_pages, 1, 2 * heads.num_kv_heads), 0.01))
+    return TokenMajorPages(values, jnp.full((num_pages, 1, 2 * heads.num_kv_heads), 0.01))
 
 
 def candidates(heads: Heads) -> Iterator[BlockSizes]:

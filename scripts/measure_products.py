@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from orca_jax.kernels.matmul import matmul
 from orca_jax.kernels.native import library as native_library
 from orca_jax.kernels.native import load_library, pack, packed_product
-from orca_jax.model.layers import matmul
 
 LAYERS, DEVICES, VOCABULARY = 12, 2, 50432
 SHAPES = ((768, 2304), (768, 768), (768, 3072), (3072, 768))  # queries, keys and values; out; up; down

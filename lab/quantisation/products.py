@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from orca_jax.config import Quantization
 from orca_jax.errors import ConfigError
-from orca_jax.model.layers import matmul
-from orca_jax.model.quantise import product, quantise
+from orca_jax.kernels.matmul import matmul, quantised_matmul
+from orca_jax.model.quantise import quantise
 from orca_jax.reporting import hardware
 
 TOKENS = (1, 8, 32, 128)
@@ -63,6 +63,6 @@ def _programs(inputs: int, outputs: int) -> dict[str, Callable[[jax.Array], jax.
     }
     for kind in KINDS:
         stored = jax.jit(partial(quantise, kind=kind))(weight)
-        of_kind = jax.jit(partial(product, kind=kind, dtype=jnp.dtype("float32")))
+        of_kind = jax.jit(partial(quantised_matmul, kind=kind, dtype=jnp.dtype("float32")))
         programs[kind] = partial(of_kind, weight=stored)
     return programs

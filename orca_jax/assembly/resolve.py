@@ -130,7 +130,7 @@ def page_type(dtype: DType, platform: str, *, has_bfloat16: bool) -> PageDType:
 
 def page_layout(platform: str) -> PageLayout:
     """Return the order of tokens in a page."""
-    return "head_major" if platform == "cpu" else "packed"
+    return "head_major" if platform == "cpu" else "token_major"
 
 
 def can_view(platform: str, dtype: PageDType) -> bool:

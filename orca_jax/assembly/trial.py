@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from orca_jax.kernels.matmul import matmul
 from orca_jax.kernels.native import pack, packed_product
-from orca_jax.model.layers import matmul
 
 logger = logging.getLogger(__name__)
 

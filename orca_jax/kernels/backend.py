@@ -1,12 +1,13 @@
 """Backends of an operation as a table: a new one is one file and one row.
 
 Each operation has a table of `Backend`, in order of preference. The modules of one table have functions of the same
-names. One of them is `refusal`: it returns None if the backend can do the given shapes, and otherwise the reason. A
-module may have `refusal_of_device(device)`, which does the same for a device. A module is imported at its first use: a
-program on a CPU does not wait for the import of Pallas.
+names. If some backends cannot do all shapes, one of them is `refusal`: it returns None if the backend can do the given
+shapes, and otherwise the reason. A module may have `refusal_of_device(device)`, which does the same for a device. A
+module is imported at its first use: a program on a CPU does not wait for the import of Pallas.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ class Backend(NamedTuple):
 
     name: str
     module: str
-    platform: str | None = None  # the only platform that it runs on; None: all of them
+    platform: str | None = None  # the only one that it is meant for; None: all of them
     # GPUs of which it is the default: the bounds of the first number of CUDA's compute capability, both inclusive.
     least_capability: int = 0
     greatest_capability: int | None = None
@@ -72,11 +73,38 @@ def refusals(backends: Sequence[Backend], device: jax.Device, *shapes: Any) -> l
     return reasons
 
 
-def check_implementation(operation: str, implementation: str | None, known: Mapping[str, object]) -> None:
-    """Raise NotImplementedError unless an operation has the implementation of this name; None is its default."""
-    if implementation is not None and implementation not in known:
-        names = ", ".join(known)
-        raise NotImplementedError(f"{operation} has no implementation {implementation!r}; use one of {names}")
+def known_backend(operation: str, backends: Sequence[Backend], name: str) -> Backend:
+    """The backend of this name. Raises NotImplementedError if the operation has none."""
+    if (found := named_backend(backends, name)) is None:
+        names = ", ".join(backend.name for backend in backends)
+        raise NotImplementedError(f"{operation} has no implementation {name!r}; use one of {names}")
+    return found
+
+
+def run_backend[T](
+    operation: str, backends: Sequence[Backend], call: Callable[[Any], T], implementation: str | None = None
+) -> T:
+    """Trace an operation that all its backends can do on every platform.
+
+    Args:
+        operation: its name, for errors.
+        backends: its table; the last one that can be a default is meant for all platforms.
+        call: traces the operation by the module of a backend.
+        implementation: the name of a backend; None takes the default of the platform that the program is compiled for.
+
+    Raises:
+        NotImplementedError: there is no backend of this name.
+    """
+    if implementation is not None:
+        return call(known_backend(operation, backends, implementation).load())
+    first: dict[str | None, Backend] = {}
+    for backend in backends:
+        first.setdefault(backend.platform, backend)
+    calls = {platform or "default": partial(call, backend.load()) for platform, backend in first.items()}
+    if len(calls) == 1:
+        return calls["default"]()
+    out: T = jax.lax.platform_dependent(**calls)
+    return out
 
 
 def _capability(device: jax.Device) -> int:

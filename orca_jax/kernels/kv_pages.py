@@ -1,7 +1,7 @@
 """Pages of the KV cache, which holds the keys and values of running requests, in one of two layouts.
 
     head major   k, v  [N, K, D, S]       CPU: the inner loops of attention run over contiguous tokens
-    packed       kv    [N, S, K * 2 * D]  TPU and GPU: for a token, K then V of head 0, K then V of head 1, ...
+    token major  kv    [N, S, K * 2 * D]  TPU and GPU: for a token, K then V of head 0, K then V of head 1, ...
 
 N = num_layers * num_pages; page p of layer l is l * num_pages + p. A page holds S consecutive tokens of one request.
 With one flat page axis for all layers, the cache is a plain carry of the scan over layers. XLA updates it in place.
@@ -9,12 +9,12 @@ With one flat page axis for all layers, the cache is a plain carry of the scan o
 Pages without values have one array, whose keys are the values too: latents, for example. They are head major on every
 platform, with K = 1 or a copy for each device.
 
-Rows of packed pages fill whole lanes for every number of heads (2 * D = 128 if D = 64): TPUs neither pad nor copy
+Rows of token-major pages fill whole lanes for every number of heads (2 * D = 128 if D = 64): TPUs neither pad nor copy
 them, and a page is one contiguous transfer. Heads are still contiguous: a mesh axis can split the last dimension.
 
 Integer and 8-bit float pages have scales for K and for V: value = stored * scale. Head-major pages have one for each
 token and head, so what is stored of a token depends on nothing else, and 8-bit floats are stored as bytes: XLA:CPU
-converts a whole array of them, and back, at each write to it. Packed pages have one for each page and head, in
+converts a whole array of them, and back, at each write to it. Token-major pages have one for each page and head, in
 one row, K's then V's of head 0 and so on: TPU kernels fetch this row alone.
 Only this file defines the position of a token in a page; fast kernels are written for one layout and refuse the other.
 """
@@ -63,7 +63,7 @@ class HeadMajorPages(NamedTuple):
         return self.k_scale is not None
 
 
-class PackedPages(NamedTuple):
+class TokenMajorPages(NamedTuple):
     """Keys and values of all layers in one array, side by side for each head. Their scales are laid out alike."""
 
     kv: Num[Array, "N S W"]
@@ -85,7 +85,7 @@ class PackedPages(NamedTuple):
         return self.scale is not None
 
 
-KVPages = HeadMajorPages | PackedPages
+KVPages = HeadMajorPages | TokenMajorPages
 
 
 class RowArrays(NamedTuple):
@@ -126,9 +126,9 @@ def pages_shape(
     def scales(*shape: int) -> jax.ShapeDtypeStruct | None:
         return jax.ShapeDtypeStruct((num_pages, *shape), jnp.float32) if needs_scales(dtype) else None
 
-    if layout == "packed" and has_values:
+    if layout == "token_major" and has_values:
         kv = jax.ShapeDtypeStruct((num_pages, page_size, num_kv_heads * 2 * head_dim), dtype)
-        return PackedPages(kv, scales(1, 2 * num_kv_heads))  # type: ignore[arg-type]
+        return TokenMajorPages(kv, scales(1, 2 * num_kv_heads))  # type: ignore[arg-type]
     stored = jnp.uint8 if dtype == jnp.float8_e4m3fn else dtype
     page = jax.ShapeDtypeStruct((num_pages, num_kv_heads, head_dim, page_size), stored)
     scale = scales(num_kv_heads, page_size)
@@ -143,15 +143,15 @@ def _head_major(page: Any, scale: Any, has_values: bool) -> HeadMajorPages:
 def pages_spec(layout: PageLayout, axis: str | None, dtype: jnp.dtype, *, has_values: bool = True) -> KVPages:
     """A tree like the pages, of `PartitionSpec`: heads are split over the mesh axis `axis`."""
     is_quantised = needs_scales(dtype)
-    if layout == "packed" and has_values:
-        packed = PartitionSpec(None, None, axis)
-        return PackedPages(packed, packed if is_quantised else None)  # type: ignore[arg-type]
+    if layout == "token_major" and has_values:
+        spec = PartitionSpec(None, None, axis)
+        return TokenMajorPages(spec, spec if is_quantised else None)  # type: ignore[arg-type]
     scale = PartitionSpec(None, axis, None) if is_quantised else None
     return _head_major(PartitionSpec(None, axis, None, None), scale, has_values)
 
 
 def num_kv_heads(pages: KVPages, head_dim: int) -> int:
-    """The number of KV heads, K. The shape of packed pages gives only K * 2 * D."""
+    """The number of KV heads, K. The shape of token-major pages gives only K * 2 * D."""
     if isinstance(pages, HeadMajorPages):
         return pages.k.shape[1]
     return pages.kv.shape[2] // (2 * head_dim)
@@ -171,7 +171,7 @@ def as_bytes(values: Num[Array, "*any"]) -> Num[Array, "*any"]:
 
 
 def slots(k: Float[Array, "T K D"], v: Float[Array, "T K D"], dtype: jnp.dtype) -> Num[Array, "T W"]:
-    """K and V of each token in the layout and type of one slot of packed pages."""
+    """K and V of each token in the layout and type of one slot of token-major pages."""
     return jnp.stack([k, v], axis=2).astype(dtype).reshape(k.shape[0], -1)
 
 
@@ -198,46 +198,21 @@ def _times(values: Float[Array, "K D S"], scale: Float[Array, "N K S"] | None, p
     return values if scale is None else values * lax.dynamic_index_in_dim(scale, page)[0][:, None]
 
 
-def write_page(
-    pages: PackedPages,
-    page: Int[Array, ""],
-    k: Float[Array, "K D S"],
-    v: Float[Array, "K D S"],
-    least: tuple[Float[Array, " K"], Float[Array, " K"]] | None = None,
-) -> PackedPages:
-    """The packed pages with one of them replaced.
-
-    Args:
-        pages: pages to update.
-        page: index of the page to replace.
-        k: keys of the whole page, zeros in slots without a token.
-        v: values of the whole page, likewise.
-        least: lower bounds on the scales of a quantised page, for K and for V. If these are the page's old scales,
-            old values keep their bits unless a larger value is added.
-    """
-    scales: tuple[Array, ...] = ()
-    if pages.is_quantised:
-        (k, k_scale), (v, v_scale) = (
-            _quantise(x, pages.dtype, None if least is None else least[i]) for i, x in enumerate((k, v))
-        )
-        scales = k_scale, v_scale
-
-    def put(pool: Array, new: Array) -> Array:
-        return lax.dynamic_update_index_in_dim(pool, new.astype(pool.dtype), page, axis=0)
-
-    # [K, D, S] twice -> [S, K, 2, D]
-    kv = jnp.stack([k, v], axis=1).transpose(3, 0, 1, 2).reshape(pages.page_size, -1)
-    scale = None if pages.scale is None else put(pages.scale, jnp.stack(scales, axis=-1).reshape(1, -1))
-    return PackedPages(put(pages.kv, kv), scale)
-
-
 def write_pages(
-    pages: PackedPages,
+    pages: TokenMajorPages,
     page: Int[Array, " M"],
     values: tuple[Float[Array, "M K D S"], Float[Array, "M K D S"]],
     least: tuple[Float[Array, "M K"], Float[Array, "M K"]],
-) -> PackedPages:
-    """The quantised pages with several of them replaced at once; see `write_page`. Pages out of range are dropped."""
+) -> TokenMajorPages:
+    """The quantised token-major pages with several of them replaced.
+
+    Args:
+        pages: pages to update.
+        page: indices of the pages to replace; those out of range are dropped.
+        values: keys and values of whole pages, zeros in slots without a token.
+        least: lower bounds on the scales, for K and for V. If these are a page's old scales, old values keep their
+            bits unless a larger value is added.
+    """
     quantise = jax.vmap(lambda values, least: _quantise(values, pages.dtype, least))
     (k, k_scale), (v, v_scale) = (quantise(x, bound) for x, bound in zip(values, least, strict=True))
     kv = jnp.stack([k, v], axis=2).transpose(0, 4, 1, 2, 3).reshape(-1, *pages.kv.shape[1:])
@@ -246,11 +221,11 @@ def write_pages(
     def put(pool: Array, new: Array) -> Array:
         return pool.at[page].set(new, mode="drop", unique_indices=True)
 
-    return PackedPages(put(pages.kv, kv), None if pages.scale is None else put(pages.scale, scale))
+    return TokenMajorPages(put(pages.kv, kv), None if pages.scale is None else put(pages.scale, scale))
 
 
-def page_scales(pages: PackedPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
-    """Scales of K and of V in one packed page; None if pages are not quantised."""
+def page_scales(pages: TokenMajorPages, page: Int[Array, ""]) -> tuple[Float[Array, " K"], Float[Array, " K"]] | None:
+    """Scales of K and of V in one token-major page; None if pages are not quantised."""
     return None if pages.scale is None else (pages.scale[page, 0, 0::2], pages.scale[page, 0, 1::2])
 
 
@@ -269,8 +244,10 @@ def viewed(pages: KVPages, num_kv_heads: int, head_dim: int) -> KVPages:
     XLA for CPUs would copy the pages without the barrier, which keeps the view out of fused loops.
     """
     assert not pages.is_quantised, "scales belong to heads"
-    if isinstance(pages, PackedPages):
-        return lax.optimization_barrier(PackedPages(pages.kv.reshape(-1, pages.page_size, num_kv_heads * 2 * head_dim)))
+    if isinstance(pages, TokenMajorPages):
+        return lax.optimization_barrier(
+            TokenMajorPages(pages.kv.reshape(-1, pages.page_size, num_kv_heads * 2 * head_dim))
+        )
     shape = -1, num_kv_heads, head_dim, pages.page_size
     return lax.optimization_barrier(jax.tree.map(lambda values: values.reshape(shape), pages))
 
@@ -335,12 +312,20 @@ def quantise_tokens(tokens: Float[Array, "T K D"], dtype: jnp.dtype) -> tuple[Nu
     return _stored(tokens / scale[..., None], dtype), scale
 
 
+def stored_tokens(pages: HeadMajorPages, k: Float[Array, "T K D"], v: Float[Array, "T K D"] | None) -> list[Array]:
+    """What each pool of head-major pages stores of all tokens: [T, K, D], and scales [T, K] of quantised ones."""
+    parts = [k] if v is None else [k, v]
+    if not pages.is_quantised:
+        return [tokens.astype(pages.dtype) for tokens in parts]
+    values, scales = zip(*(quantise_tokens(tokens, pages.dtype) for tokens in parts), strict=True)
+    return [*map(as_bytes, values), *scales]
+
+
 def _quantise(
-    values: Float[Array, "K D S"], dtype: jnp.dtype, least: Float[Array, " K"] | None
+    values: Float[Array, "K D S"], dtype: jnp.dtype, least: Float[Array, " K"]
 ) -> tuple[Num[Array, "K D S"], Float[Array, " K"]]:
     """Stored values, rounded to nearest, and the scale of each head."""
-    largest = jnp.abs(values).max(axis=(1, 2))
-    scale = scales_of(largest, jnp.zeros_like(largest) if least is None else least, dtype)
+    scale = scales_of(jnp.abs(values).max(axis=(1, 2)), least, dtype)
     return _stored(values / scale[:, None, None], dtype), scale
 
 

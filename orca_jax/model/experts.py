@@ -14,8 +14,9 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
 from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm, expert_mlp
+from orca_jax.kernels.matmul import matmul
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
-from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm, matmul
+from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm
 from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 

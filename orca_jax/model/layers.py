@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
+from orca_jax.kernels.matmul import matmul, table_scores
 from orca_jax.kernels.native import Library
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.packed.bits import (
@@ -185,21 +186,6 @@ def multiply(x: Float[Array, "T I"], *kernels: Matrix) -> list[Float[Array, "T O
     return [kernel.product(x) if isinstance(kernel, QuantisedMatrix) else matmul(x, kernel[...])]  # type: ignore[index]
 
 
-def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
-    """`x @ kernel` with float32 sums. Float32 parameters get full float32 products even if TF32 is the default."""
-    return jnp.matmul(x.astype(kernel.dtype), kernel, precision=_precision(kernel), preferred_element_type=jnp.float32)
-
-
-def product_of_heads(axes: str, x: Float[Array, "T H I"], kernel: Float[Array, "*any"]) -> Float[Array, "T H O"]:
-    """The product of each head with its own matrix, as in `matmul`; `axes` are those of `jnp.einsum`."""
-    narrow, precision = x.astype(kernel.dtype), _precision(kernel)
-    return jnp.einsum(axes, narrow, kernel, precision=precision, preferred_element_type=jnp.float32)
-
-
-def _precision(kernel: jax.Array) -> jax.lax.Precision | None:
-    return jax.lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
-
-
 def unfused[T](values: T) -> T:
     """The values unchanged. A TPU computes them on their own, before anything that uses them.
 
@@ -354,23 +340,7 @@ class Table(nnx.Module):
         assert count is None, "only the library skips vectors"
         if isinstance(self.table, QuantisedTable):
             return self.table.scores(hidden)
-        table = self.table[...]
-        if table.dtype == jnp.float32:
-            return matmul(hidden, table.T)
-        scores: jax.Array = jax.lax.platform_dependent(
-            hidden, table, cpu=_scores_of_rows, default=lambda hidden, table: matmul(hidden, table.T)
-        )
-        return scores
-
-
-def _scores_of_rows(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> Float[Array, "B V"]:
-    """`hidden @ table.T` for CPUs. With the table as second operand, XLA:CPU converts all of it to float32."""
-    narrow = hidden.astype(table.dtype)
-    last_axes = (((1,), (1,)), ((), ()))
-    products = jax.lax.dot_general(
-        table, narrow, last_axes, precision=_precision(table), preferred_element_type=jnp.float32
-    )
-    return products.T
+        return table_scores(hidden, self.table[...])
 
 
 class Mlp(nnx.Module):

@@ -99,7 +99,7 @@ def compile_programs(job: dict[str, Any]) -> dict[str, int]:
     tokens = Budget(None, job["max_num_seqs"]).largest("tpu")
     groups = form_groups(on_shards(model, job["tensor"]).layer_caches, job["max_model_len"], views=False)
     blocks, states = tuple(job["num_blocks"]), job["num_states"]
-    cache = CacheConfig(groups, blocks, PAGE_SIZE, job["kv_cache_dtype"], "packed", states)
+    cache = CacheConfig(groups, blocks, PAGE_SIZE, job["kv_cache_dtype"], "token_major", states)
     config = ExecutorConfig(
         dtype=job["dtype"],
         tensor_parallel_size=job["tensor"],

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from device_check.loads import TINY, Given, Heads, Requests, attention_of, check_fit, llama, make_batch
 from device_check.part import Found, Setting, Skip, Write, attempt_all
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, page_tokens
+from orca_jax.kernels.kv_pages import KVPages, TokenMajorPages, page_tokens
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import RowArrays, Scores, prepare, ragged_attention, write_and_attend
 from orca_jax.kernels.ragged_attention.cases import CASES, HOPPER_CASES, Case, fitted, make_arrays
@@ -91,7 +91,9 @@ def cases(what: str, setting: Setting) -> list[Check]:
         names = DRY.get(what, ())
 
     def prepare(case: Case) -> Callable[[], Found]:
-        given: Any = [jax.tree.map(jnp.asarray, tuple(make_arrays(case, seed, layout="packed"))) for seed in (0, 1)]
+        given: Any = [
+            jax.tree.map(jnp.asarray, tuple(make_arrays(case, seed, layout="token_major"))) for seed in (0, 1)
+        ]
         # Sums have another order, and on a TPU products of float32 consist of several in bfloat16.
         return compare(attention_of(what, setting, case.scores), case.scores, given, max(case.tolerance, 1e-4))
 
@@ -108,7 +110,7 @@ def big_cache(what: str, setting: Setting) -> list[Check]:
         q, pages, requests = make_batch([(1, 900), (40, 300)], heads)
         num_pages, used = BIG // (heads.page_size * heads.token_bytes), pages.kv.shape[0]
         create = jax.jit(lambda kv: jnp.zeros((num_pages, *kv.shape[1:]), kv.dtype).at[num_pages - used :].set(kv))
-        given = q, PackedPages(create(pages.kv)), requests.of_layer(jnp.int32(num_pages - used))
+        given = q, TokenMajorPages(create(pages.kv)), requests.of_layer(jnp.int32(num_pages - used))
         scores = Scores(heads.head_dim**-0.5)
         return compare(attention_of(what, setting, scores), scores, [given], 0.03)
 
@@ -193,8 +195,8 @@ def writes(setting: Setting) -> list[Check]:
 
 def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
     """Compile a layer and the oracle. The returned function runs both and compares the tokens of requests."""
-    arrays = make_arrays(case, layout="packed")
-    assert isinstance(arrays.pages, PackedPages), "as asked for"
+    arrays = make_arrays(case, layout="token_major")
+    assert isinstance(arrays.pages, TokenMajorPages), "as asked for"
     rng = np.random.default_rng(3)
     new = rng.standard_normal((2, arrays.q.shape[0], case.num_kv_heads, case.head_dim)).astype(jnp.dtype(case.dtype))
     given = jax.tree.map(jnp.asarray, (arrays.q, *new, *arrays[1:]))
@@ -224,7 +226,7 @@ def prepare_write(case: Case, setting: Setting) -> Callable[[], Found]:
 
 
 def one_after_the_other(
-    write: str, scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, requests: RowArrays
+    write: str, scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, pages: TokenMajorPages, requests: RowArrays
 ) -> tuple[jax.Array, KVPages]:
     """Write new keys and values with the implementation `write`, then attend over them with the oracle."""
     written = write_kv(pages, k, v, requests, implementation=write)
@@ -232,7 +234,7 @@ def one_after_the_other(
 
 
 def one_layer(
-    scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, pages: PackedPages, requests: RowArrays
+    scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, pages: TokenMajorPages, requests: RowArrays
 ) -> tuple[jax.Array, KVPages]:
     """The same, as a layer on a TPU does it."""
     device, shape = jax.devices()[0], jax.ShapeDtypeStruct(q.shape, q.dtype)
@@ -240,7 +242,7 @@ def one_layer(
     return write_and_attend(device, q, k, v, pages, prepared, jnp.int32(0), scores, implementation="tpu")
 
 
-def values_of(pages: PackedPages, case: Case) -> np.ndarray:
+def values_of(pages: TokenMajorPages, case: Case) -> np.ndarray:
     """Keys and values of all slots, `[N, S, W]` in float32."""
     num_pages = pages.kv.shape[0]
     read = jax.jit(lambda pages: jnp.stack(page_tokens(pages, jnp.arange(num_pages), case.head_dim), axis=2))

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from device_check.part import Setting, Skip
-from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.ragged_attention import RowArrays, Scores, ragged_attention
 
 Requests = list[tuple[int, int]]
 """For each request, the tokens of this iteration and the context after them."""
-Given = tuple[jax.Array, PackedPages, RowArrays]
+Given = tuple[jax.Array, TokenMajorPages, RowArrays]
 """Queries, pages and requests."""
 
 
@@ -55,7 +55,7 @@ def make_batch(requests: Requests, heads: Heads, seed: int = 0) -> Given:
         jax.random.key(2 * seed + 1), (int(length.sum()), heads.num_heads, heads.head_dim), jnp.bfloat16
     )
     first = (np.cumsum(length) - length).astype(np.int32)
-    return q, PackedPages(kv), RowArrays(*(jnp.asarray(x) for x in (table, first, length, context)))
+    return q, TokenMajorPages(kv), RowArrays(*(jnp.asarray(x) for x in (table, first, length, context)))
 
 
 def check_fit(name: str, setting: Setting) -> None:
@@ -111,7 +111,7 @@ def interpreted(name: str, scores: Scores) -> Callable[..., jax.Array]:
     return partial(ragged_attention_gpu, multiprocessors=1, interpret=plgpu.InterpretGPUParams(), scores=scores)
 
 
-def dense_attention(q: jax.Array, pages: PackedPages, requests: RowArrays, scores: Scores) -> jax.Array:
+def dense_attention(q: jax.Array, pages: TokenMajorPages, requests: RowArrays, scores: Scores) -> jax.Array:
     """The obvious program: gather every row's pages, attend densely. All rows have the same number of queries."""
     table, _, length, context = requests
     rows, tokens = table.shape[0], q.shape[0] // table.shape[0]

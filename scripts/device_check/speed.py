@@ -13,7 +13,7 @@ from jax import lax
 from device_check.loads import TINY, Heads, attention_of, check_fit, llama, make_batch, planned_attention_of
 from device_check.part import Found, Setting, Skip, Write, attempt, gib
 from device_check.rates import GIB, bytes_of_device, compile_calls, seconds_per_call, timed
-from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.ragged_attention import RowArrays, Scores
 
 ROWS, CONTEXTS = (64, 1, 8, 256), (512, 4096, 32768)  # of increments
@@ -118,7 +118,7 @@ class Increments:
         prepare, attend = planned_attention_of(self.name, self.setting, Scores(self.heads.head_dim**-0.5))
 
         def calls(q: jax.Array, kv: jax.Array, table: jax.Array, layers: jax.Array, contexts: jax.Array) -> jax.Array:
-            pages = PackedPages(kv)
+            pages = TokenMajorPages(kv)
             plan = prepare(q, pages, RowArrays(table, start, one, contexts))
 
             def call(i: jax.Array, q: jax.Array) -> jax.Array:
@@ -153,7 +153,9 @@ def chunk(what: str, setting: Setting, heads: Heads, tokens: int, context: int) 
         raise Skip(f"scores take {gib(size)}")
     q, pages, rows = make_batch([(tokens, context)], heads)
     attend = attention_of(what, setting, Scores(heads.head_dim**-0.5))
-    return chunk_rate(heads, (tokens, context), setting, lambda q, kv: attend(q, PackedPages(kv), rows), q, pages.kv)
+    return chunk_rate(
+        heads, (tokens, context), setting, lambda q, kv: attend(q, TokenMajorPages(kv), rows), q, pages.kv
+    )
 
 
 def chunk_rate(

@@ -142,7 +142,7 @@ class Model:
             on_phase: called with the name of each phase of the start, at its end.
             attention: implementation; None for that of the setting.
         """
-        cache = CacheConfig(one_group(self.held.layer_caches), (num_pages,), self.page_size, self.dtype, "packed")
+        cache = CacheConfig(one_group(self.held.layer_caches), (num_pages,), self.page_size, self.dtype, "token_major")
         name = attention or self.setting.attention
         shapes = ExecutorConfig(self.dtype, self.mesh.size, buckets, rows, max_model_len, cache, name)
 

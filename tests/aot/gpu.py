@@ -19,7 +19,7 @@ from orca_jax.exec.layers import Weights
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.programs import draws_layout, make_plain_sampler
-from orca_jax.kernels.kv_pages import PackedPages, RowArrays, pages_shape
+from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import ragged_attention
 from orca_jax.kernels.ragged_attention.cases import Case
@@ -134,12 +134,12 @@ def compile_write(ptxas: Path, card: str, case: Case, *, rows: int, tokens: int)
         return compile_and_read(lowered, [pages.kv.shape], ptxas), bytes_of(pages)
 
 
-def _shapes(case: Case, rows: int, tokens: int) -> tuple[PackedPages, jax.ShapeDtypeStruct, RowArrays]:
+def _shapes(case: Case, rows: int, tokens: int) -> tuple[TokenMajorPages, jax.ShapeDtypeStruct, RowArrays]:
     """Shapes of 256 MiB of pages, of queries and of the other arguments."""
     dtype = jnp.dtype(case.page_dtype)
     num_pages = (256 << 20) // (case.num_kv_heads * 2 * case.head_dim * dtype.itemsize * case.page_size)
-    pages = pages_shape("packed", num_pages, case.num_kv_heads, case.head_dim, case.page_size, dtype)
-    assert isinstance(pages, PackedPages)
+    pages = pages_shape("token_major", num_pages, case.num_kv_heads, case.head_dim, case.page_size, dtype)
+    assert isinstance(pages, TokenMajorPages)
     q = jax.ShapeDtypeStruct((tokens, case.num_heads, case.head_dim), case.dtype)
     shapes = (rows, PAGES_PER_ROW), (rows,), (rows,), (rows,)
     return pages, q, RowArrays(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ def compile_step(
     """
     mesh = mesh_of(card, chips)
     groups = form_groups(model.layer_caches, max_model_len)
-    cache = CacheConfig(groups, (num_pages,), 64, "bfloat16", "packed", num_states)
+    cache = CacheConfig(groups, (num_pages,), 64, "bfloat16", "token_major", num_states)
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh))
     decoder.unstack()

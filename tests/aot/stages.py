@@ -50,7 +50,7 @@ def compile_stage(
     split: Split, index: int, model: ModelConfig, *, tokens: int, rows: int, max_model_len: int, num_pages: int
 ) -> StageMemory:
     """Compile the layers of stage `index`."""
-    cache = CacheConfig(one_group(model.layer_caches), (num_pages,), PAGE_SIZE, "bfloat16", "packed")
+    cache = CacheConfig(one_group(model.layer_caches), (num_pages,), PAGE_SIZE, "bfloat16", "token_major")
     config = ExecutorConfig(
         "bfloat16", split.chips, (tokens,), rows, max_model_len, cache, pipeline_parallel_size=split.stages
     )

@@ -130,7 +130,7 @@ def test_the_line_at_start_names_the_kernels_for_hopper(ptxas: Path, monkeypatch
     monkeypatch.setattr(assembler, "cuda_runtime", lambda: 12090)
     assembler.ptxas_version.cache_clear()
     mesh, model = mesh_of("H200"), read_model_config("preset:llama-3-8b")
-    cache = CacheConfig(one_group(model.layer_caches), (64,), 128, "bfloat16", "packed")
+    cache = CacheConfig(one_group(model.layer_caches), (64,), 128, "bfloat16", "token_major")
     config = ExecutorConfig("bfloat16", 1, (64,), 8, 1024, cache)
     name = explain(model, config, mesh)
     kind, report = mesh.devices.flat[0].device_kind, StartTimes().report()

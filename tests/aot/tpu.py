@@ -20,7 +20,7 @@ from orca_jax.exec.compile import compile_one, compiler_options
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.sampling.adjust import WORD
 from orca_jax.exec.sampling.programs import draws_layout, extras_layout, make_full_sampler, make_plain_sampler
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, needs_scales, pages_shape
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, needs_scales, pages_shape
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
@@ -142,7 +142,7 @@ def _requests(mesh: Mesh, rows: int, pages_per_row: int) -> RowArrays:
 def _pages_of(case: Case, dtype: str, mesh: Mesh) -> KVPages:
     slot = case.num_kv_heads * 2 * case.head_dim * jnp.dtype(dtype).itemsize
     page = case.num_kv_heads, case.head_dim, case.page_size
-    shapes = pages_shape("packed", (256 << 20) // (slot * case.page_size), *page, jnp.dtype(dtype))
+    shapes = pages_shape("token_major", (256 << 20) // (slot * case.page_size), *page, jnp.dtype(dtype))
     return jax.tree.map(lambda x: _array(mesh, x.shape, x.dtype), shapes)
 
 
@@ -169,7 +169,7 @@ def compile_step(
     mesh = mesh_of(generation, chips)
     groups = form_groups(on_shards(model, chips).layer_caches, max_model_len, views=can_view("tpu", cache_dtype))
     pools = 1 + max(group.pool for group in groups)
-    cache = CacheConfig(groups, (num_pages,) * pools, 128, cache_dtype, "packed", num_states)
+    cache = CacheConfig(groups, (num_pages,) * pools, 128, cache_dtype, "token_major", num_states)
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh))
     programs = Programs(decoder, config, mesh)
@@ -211,4 +211,4 @@ def compile_sampler(generation: str, model: ModelConfig, *, rows: int, max_model
         arguments += [_array(mesh, shape) for shape in ((rows, max_model_len), (extras_layout(rows).size,), mask)]
     program = jax.jit(sample, donate_argnums=1, out_shardings=NamedSharding(mesh, PartitionSpec()))
     compiled = compile_one(program.lower(*arguments), compiler_options("tpu", mesh.devices.flat[0].device_kind))
-    return read(compiled, PackedPages(jax.ShapeDtypeStruct((0,), jnp.bfloat16)), weights)
+    return read(compiled, TokenMajorPages(jax.ShapeDtypeStruct((0,), jnp.bfloat16)), weights)

@@ -164,7 +164,7 @@ def test_the_check_of_a_device_allocates_its_pages(
         num_pages, beside = model.pages_that_fit(rows, rows, 1084), BestFit(memory.largest)
         assert num_pages > 0
         groups = one_group(model.config.layer_caches)
-        config = CacheConfig(groups, (num_pages,), steps.PAGE_SIZE, "bfloat16", "packed")
+        config = CacheConfig(groups, (num_pages,), steps.PAGE_SIZE, "bfloat16", "token_major")
         allocate_pages(beside, model.config, config, workspace_bytes(model.config, rows, rows, 1084))
     assert weights is not None, "held until here"
 

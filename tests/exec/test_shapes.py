@@ -90,7 +90,7 @@ def test_pages_without_values_have_one_array(layout: PageLayout, dtype: PageDTyp
         )
         for shape in (PageShape(2, 16), latent)
     )
-    if dtype == "float32" or layout == "head_major":  # packed pages have scales of pages, not of tokens
+    if dtype == "float32" or layout == "head_major":  # token-major pages have scales of pages, not of tokens
         assert both == 2 * one
     assert one == sum(
         x.nbytes for x in jax.tree.leaves(allocated[next(g.pool for g in groups if not g.shape.has_values)])
@@ -98,7 +98,7 @@ def test_pages_without_values_have_one_array(layout: PageLayout, dtype: PageDTyp
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize(("layout", "views"), [("head_major", True), ("head_major", False), ("packed", True)])
+@pytest.mark.parametrize(("layout", "views"), [("head_major", True), ("head_major", False), ("token_major", True)])
 def test_attention_in_chunks_is_that_of_all_tokens(layout: PageLayout, views: bool) -> None:
     cache = cache_of(layout, 40, views=views)
     assert len(cache.num_blocks) == (1 if views else 2) and len(cache.groups) > 2

@@ -20,7 +20,9 @@ from flax import nnx
 from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.config import DType, EngineConfig, Quantization
 from orca_jax.errors import CheckpointError, ConfigError
-from orca_jax.kernels.expert_mlp import IMPLEMENTATIONS, ExpertKernels, expert_mlp
+from orca_jax.kernels.expert_mlp import BACKENDS, ExpertKernels, expert_mlp
+from orca_jax.kernels.matmul import Quantised, group_size, quantised_matmul, whole
+from orca_jax.kernels.matmul.blocks import BLOCK
 from orca_jax.model import weights
 from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import QUANT_METHOD, config_from_hf, read_model_config
@@ -28,13 +30,8 @@ from orca_jax.model.load import load_decoder, random_decoder
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
 from orca_jax.model.quantise import (
-    BLOCK,
-    Quantised,
     QuantisedExperts,
-    _at_once,
     check_inputs,
-    group_size,
-    product,
     quantise,
     quantise_rows,
 )
@@ -95,10 +92,10 @@ def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> Non
     close = {"float32": 1e-5, "bfloat16": 2e-2}[dtype] * np.abs(wanted).max()
     assert BLOCK < 400 // 2 and 400 // 2 % BLOCK
     for splits in (1, 2):
-        found = product(x, stored, kind, jnp.dtype(dtype), splits)
+        found = quantised_matmul(x, stored, kind, jnp.dtype(dtype), splits)
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, wanted, rtol=0, atol=close)
-    np.testing.assert_allclose(_at_once(x.astype(dtype), stored, kind), wanted, rtol=0, atol=close)
+    np.testing.assert_allclose(whole.multiply(x.astype(dtype), stored, kind, 1), wanted, rtol=0, atol=close)
 
 
 def test_an_odd_number_of_inputs_is_refused() -> None:
@@ -225,7 +222,9 @@ def test_decoders_from_outside_cannot_be_quantised(kind: Quantization) -> None:
     assert quantised(EngineConfig(), model) is model
 
 
-@pytest.mark.parametrize(("kind", "implementation"), covering(product_of(KINDS, IMPLEMENTATIONS), size=1))
+@pytest.mark.parametrize(
+    ("kind", "implementation"), covering(product_of(KINDS, [backend.name for backend in BACKENDS]), size=1)
+)
 def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
     """Against the same form with the plain matrices that the stored values stand for."""
     draw = np.random.default_rng(2)

@@ -107,7 +107,7 @@ def test_other_models_and_attentions(tmp_path: Path) -> None:
     assert (status, parts["serve:orca"]["rows"][-1]["model"]) == (0, "demo")
     status, parts = dry_run("tpu", tmp_path, *flags, "nonsense")
     assert status == 1
-    assert "no attention implementation 'nonsense'" in parts["serve:orca"]["error"]
+    assert "attention has no implementation 'nonsense'" in parts["serve:orca"]["error"]
 
 
 ROW = 'print("running case 7", flush=True); open(sys.argv[1], "a").write(json.dumps({"case": 6}) + chr(10));'
@@ -259,7 +259,7 @@ def test_a_wrong_kernel_is_found_and_a_refusal_is_a_skip(monkeypatch: pytest.Mon
     from device_check.correct import compare
     from device_check.part import Skip
 
-    given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(CASES[0], layout="packed")))
+    given: Any = jax.tree.map(jnp.asarray, tuple(make_arrays(CASES[0], layout="token_major")))
 
     def found(change: Callable[[jax.Array], jax.Array]) -> dict[str, Any]:
         """The result for an attention with changed outputs."""

@@ -1,4 +1,4 @@
-"""The gated MLPs of experts, each on its own tokens: one operation, and the table of its implementations.
+"""The gated MLPs of experts, each on its own tokens: one operation, and the table of its backends.
 
     dense   the oracle, and for GPUs: every expert on every token (`dense.py`)
     blocks  for CPUs: a loop over the experts in use, each on blocks of its tokens (`blocks.py`)
@@ -9,23 +9,21 @@ more work than the oracle. On a GPU a loop with a dynamic trip count waits for t
 reads each expert once. This is all work of an iteration of many increments, but wastes arithmetic on long prompts.
 """
 
-from collections.abc import Mapping
+from typing import Any
 
-import jax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.backend import check_implementation
-from orca_jax.kernels.expert_mlp.blocks import by_blocks
-from orca_jax.kernels.expert_mlp.dense import by_all_experts
-from orca_jax.kernels.expert_mlp.parts import PLAIN, Activate, ExpertKernels, Implementation, KernelForm
-from orca_jax.kernels.expert_mlp.ragged import by_ragged_products
+from orca_jax.kernels.backend import Backend, run_backend
+from orca_jax.kernels.expert_mlp.parts import PLAIN, Activate, ExpertKernels, KernelForm
 
-IMPLEMENTATIONS: Mapping[str, Implementation] = {
-    "dense": by_all_experts,
-    "blocks": by_blocks,
-    "ragged": by_ragged_products,
-}
-"""The implementations by name. All run on every platform."""
+_HERE = "orca_jax.kernels.expert_mlp"
+
+BACKENDS = (
+    Backend("blocks", f"{_HERE}.blocks", "cpu"),
+    Backend("ragged", f"{_HERE}.ragged", "tpu"),
+    Backend("dense", f"{_HERE}.dense"),
+)
+"""All run on every platform. A module has `mix_experts`, with the arguments of `expert_mlp`."""
 
 
 def expert_mlp(
@@ -49,19 +47,14 @@ def expert_mlp(
         kernels: the matrices of all experts.
         activation: of the gate and the vector beside it.
         form: the arithmetic of the kernels; `blocks` multiplies with stored kernels, and the others expand them all.
-        implementation: a name of `IMPLEMENTATIONS`; None takes the default of the platform.
+        implementation: the name of a backend; None takes the default of the platform.
 
     Raises:
         NotImplementedError: the implementation does not exist.
     """
-    check_implementation("expert_mlp", implementation, IMPLEMENTATIONS)
 
-    def run(name: str) -> Array:
-        return IMPLEMENTATIONS[name](x, chosen, weights, kernels, activation, form)
+    def mix(backend: Any) -> Array:
+        mixed: Array = backend.mix_experts(x, chosen, weights, kernels, activation, form)
+        return mixed
 
-    if implementation is not None:
-        return run(implementation)
-    out: jax.Array = jax.lax.platform_dependent(
-        cpu=lambda: run("blocks"), tpu=lambda: run("ragged"), default=lambda: run("dense")
-    )
-    return out
+    return run_backend("expert_mlp", BACKENDS, mix, implementation)

@@ -15,7 +15,7 @@ def block_rows(num_choices: int, num_experts: int) -> int:
     return LARGE if num_choices >= _MANY * num_experts else SMALL
 
 
-def by_blocks(
+def mix_experts(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
     weights: Float[Array, "T C"],

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, precision_of
+from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm
+from orca_jax.kernels.matmul import precision_of
 
 
-def by_all_experts(
+def mix_experts(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
     weights: Float[Array, "T C"],

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.matmul import matmul
+
 type Activate = Callable[..., Array]
 """`(gate, up) -> hidden`: the vector that is projected back. The gate is None in MLPs without one."""
 
@@ -48,17 +50,6 @@ class ExpertKernels(NamedTuple):
         return own
 
 
-def precision_of(kernel: jax.Array) -> jax.lax.Precision | None:
-    """Full float32 products for float32 weights, even if TF32 is the default."""
-    return jax.lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
-
-
-def _plain_product(x: Float[Array, "M I"], kernel: Float[Array, "I O"]) -> Float[Array, "M O"]:
-    return jnp.matmul(
-        x.astype(kernel.dtype), kernel, precision=precision_of(kernel), preferred_element_type=jnp.float32
-    )
-
-
 class KernelForm(NamedTuple):
     """The arithmetic of kernels in one form of storage.
 
@@ -67,14 +58,11 @@ class KernelForm(NamedTuple):
         expand: `kernels -> arrays`: the kernels of all experts as plain arrays.
     """
 
-    multiply: Callable[[Array, Any], Array] = _plain_product
+    multiply: Callable[[Array, Any], Array] = matmul
     expand: Callable[[Any], Array] = lambda kernels: kernels
 
 
 PLAIN = KernelForm()
-
-type Implementation = Callable[[Array, Array, Array, ExpertKernels, Activate, KernelForm], Array]
-"""`(x, chosen, weights, kernels, activation, form) -> out`, as `api.expert_mlp`."""
 
 
 def one_expert(

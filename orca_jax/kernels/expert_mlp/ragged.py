@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, precision_of, sort_choices
+from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, sort_choices
+from orca_jax.kernels.matmul import precision_of
 
 
-def by_ragged_products(
+def mix_experts(
     x: Float[Array, "T E"],
     chosen: Int[Array, "T C"],
     weights: Float[Array, "T C"],

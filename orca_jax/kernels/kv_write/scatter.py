@@ -4,13 +4,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, RowArrays, slots
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, TokenMajorPages, slots
 
 
-def scatter(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVPages:
+def refusal(pages: KVPages) -> str | None:
+    """The reason why these pages cannot be written, or None if they can."""
+    return "writes pages that are not quantised; 'blocks' and 'pages' write all" if pages.is_quantised else None
+
+
+def write(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> KVPages:
     """Write all tokens at once, each to its slot. Padding gets a page out of range, so that its write is dropped."""
-    if pages.is_quantised:
-        raise NotImplementedError("write_kv 'scatter' cannot write quantised pages; 'blocks' and 'pages' can")
     page_table, query_start, query_len, context_len = requests
     token = jnp.arange(k.shape[0], dtype=jnp.int32)
     past = (token[:, None] >= query_start + query_len) & (query_len > 0)
@@ -23,9 +26,9 @@ def scatter(pages: KVPages, k: Array, v: Array | None, requests: RowArrays) -> K
     page = jnp.where(exists, page, num_pages + token)  # unique, like all other slots
     slot = position % pages.page_size
 
-    if isinstance(pages, PackedPages):
-        assert v is not None, "packed pages have values"
-        return PackedPages(pages.kv.at[page, slot].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
+    if isinstance(pages, TokenMajorPages):
+        assert v is not None, "token-major pages have values"
+        return TokenMajorPages(pages.kv.at[page, slot].set(slots(k, v, pages.dtype), mode="drop", unique_indices=True))
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[page, :, :, slot].set(new.astype(old.dtype), mode="drop", unique_indices=True)

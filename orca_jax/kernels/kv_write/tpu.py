@@ -1,4 +1,4 @@
-"""Write the tokens of chunks to packed pages on a TPU, in Pallas (Mosaic).
+"""Write the tokens of chunks to token-major pages on a TPU, in Pallas (Mosaic).
 
     HBM   kv pages [N, S, W]   updated in place
           new      [T', W]     the new tokens in the layout of a slot, with S tokens of padding before and after
@@ -27,9 +27,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, slots, tile_tokens
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, slots, tile_tokens
+from orca_jax.kernels.kv_write import scatter
 from orca_jax.kernels.kv_write.pieces import PagePieces, cut
-from orca_jax.kernels.kv_write.scatter import scatter
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 
 _VMEM_LIMIT = 48 << 20
@@ -37,22 +37,22 @@ _VMEM_LIMIT = 48 << 20
 
 def refusal(pages: KVPages) -> str | None:
     """The reason why the TPU kernels cannot write these pages, quantised or not; None if they can."""
-    if not isinstance(pages, PackedPages):
-        return "write_kv 'tpu' writes packed pages"
+    if not isinstance(pages, TokenMajorPages):
+        return "writes token-major pages"
     group = tile_tokens(pages.dtype)
     if pages.page_size % group:
-        return f"write_kv 'tpu' needs a page_size that is a multiple of {group}, not {pages.page_size}"
+        return f"needs a page_size that is a multiple of {group}, not {pages.page_size}"
     return None
 
 
 def write_chunks(
-    pages: PackedPages,
+    pages: TokenMajorPages,
     new: Float[Array, "T W"],
     count: Int[Array, ""],
     pieces: PagePieces,
     *,
     interpret: Any = False,
-) -> PackedPages:
+) -> TokenMajorPages:
     """Write the new tokens of requests with several; see `write_kv`.
 
     Args:
@@ -89,9 +89,9 @@ def write_chunks(
         interpret=interpret,
     )
 
-    def write(pages: PackedPages) -> PackedPages:
+    def write(pages: TokenMajorPages) -> TokenMajorPages:
         padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
-        return PackedPages(run(count[None], *pieces, padded, pages.kv))
+        return TokenMajorPages(run(count[None], *pieces, padded, pages.kv))
 
     # A grid of zero programs must not run: most iterations have increments alone, and no pieces.
     return lax.cond(count > 0, write, lambda pages: pages, pages)
@@ -179,18 +179,16 @@ def _kernel(count: Any, *refs: Any, group: int) -> None:
 
 def write(pages: KVPages, k: Array, v: Array, requests: RowArrays) -> KVPages:
     """Scatter increments (the first rows and tokens), write chunks by a kernel. Quantised pages have one for both."""
-    if (reason := refusal(pages)) is not None:
-        raise NotImplementedError(reason)
-    assert isinstance(pages, PackedPages), "refusal accepts packed pages only"
+    assert isinstance(pages, TokenMajorPages), "refusal accepts token-major pages only"
     num_tokens, query_len = k.shape[0], requests.query_len
     if pages.is_quantised:
         pieces = cut(pages.page_size, num_tokens, requests)
         return write_quantised(pages, slots(k, v, k.dtype), *pieces, head_dim=k.shape[2])
     most = min(num_tokens, query_len.shape[0])
     increments = requests._replace(query_len=jnp.where(query_len == 1, query_len, 0))
-    scattered = scatter(pages, k[:most], v[:most], increments)
+    scattered = scatter.write(pages, k[:most], v[:most], increments)
     if num_tokens == 1:
         return scattered
-    assert isinstance(scattered, PackedPages), "scatter keeps the layout"
+    assert isinstance(scattered, TokenMajorPages), "scatter keeps the layout"
     chunks = requests._replace(query_len=jnp.where(query_len > 1, query_len, 0))
     return write_chunks(scattered, slots(k, v, pages.dtype), *cut(pages.page_size, num_tokens, chunks))

@@ -1,4 +1,4 @@
-"""Write new tokens to quantised packed pages on a TPU, in Pallas (Mosaic): increments and chunks alike.
+"""Write new tokens to quantised token-major pages on a TPU, in Pallas (Mosaic): increments and chunks alike.
 
     HBM   kv pages [N, S, W]   updated in place
           scales   [N, 1, 2K]  of each page; updated in place
@@ -31,7 +31,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import PackedPages, largest_stored, scales_of
+from orca_jax.kernels.kv_pages import TokenMajorPages, largest_stored, scales_of
 from orca_jax.kernels.kv_write.pieces import PagePieces
 
 _GROUP = 32  # tokens in a group, the unit in which pages are read and written
@@ -42,14 +42,14 @@ _VMEM_LIMIT = 48 << 20
 
 
 def write_quantised(
-    pages: PackedPages,
+    pages: TokenMajorPages,
     new: Float[Array, "T W"],
     count: Int[Array, ""],
     pieces: PagePieces,
     *,
     head_dim: int,
     interpret: Any = False,
-) -> PackedPages:
+) -> TokenMajorPages:
     """Write the new tokens of all requests to quantised pages; see `write_kv`.
 
     Args:
@@ -94,8 +94,8 @@ def write_quantised(
         interpret=interpret,
     )
 
-    def write(pages: PackedPages) -> PackedPages:
-        return PackedPages(*run(count[None], *pieces, new, pages.kv, pages.scale))
+    def write(pages: TokenMajorPages) -> TokenMajorPages:
+        return TokenMajorPages(*run(count[None], *pieces, new, pages.kv, pages.scale))
 
     # A grid of zero programs must not run: an iteration of padding alone has no pieces.
     return lax.cond(count > 0, write, lambda pages: pages, pages)

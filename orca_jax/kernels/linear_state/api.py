@@ -1,23 +1,22 @@
-"""Linear attention over merged requests: one operation, and the table of its implementations.
+"""Linear attention over merged requests: one operation, and the table of its backends.
 
 reference  the oracle: token by token (`reference.py`)
 xla        requests with one token all at once, the others in chunks (`xla.py`)
 """
 
-from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.backend import check_implementation
+from orca_jax.kernels.backend import Backend, run_backend
 from orca_jax.kernels.linear_state.parts import LinearTokens
-from orca_jax.kernels.linear_state.reference import linear_state_reference
-from orca_jax.kernels.linear_state.xla import linear_state_xla
 from orca_jax.kernels.state_rows import StateRows
 
-IMPLEMENTATIONS: Mapping[str, Callable[[LinearTokens, Array, StateRows], tuple[Array, Array]]] = {
-    "reference": linear_state_reference,
-    "xla": linear_state_xla,
-}
+BACKENDS = (
+    Backend("xla", "orca_jax.kernels.linear_state.xla"),
+    Backend("reference", "orca_jax.kernels.linear_state.reference"),
+)
+"""A module has `attend`, with the arguments of `linear_state`."""
 
 
 def linear_state(
@@ -36,7 +35,7 @@ def linear_state(
         tokens: the inputs of all requests, flattened.
         states: the pool of matrices S of all heads; donated by the caller, so that the update is in place.
         rows: the requests; those with one token first.
-        implementation: a name of `IMPLEMENTATIONS`; None takes `xla`.
+        implementation: the name of a backend; None takes `xla`.
 
     Returns:
         The result of each token, zero for padding, and the pool with the states after the last tokens.
@@ -44,5 +43,9 @@ def linear_state(
     Raises:
         NotImplementedError: the implementation does not exist.
     """
-    check_implementation("linear_state", implementation, IMPLEMENTATIONS)
-    return IMPLEMENTATIONS[implementation or "xla"](tokens, states, rows)
+
+    def attend(backend: Any) -> tuple[Array, Array]:
+        done: tuple[Array, Array] = backend.attend(tokens, states, rows)
+        return done
+
+    return run_backend("linear_state", BACKENDS, attend, implementation)

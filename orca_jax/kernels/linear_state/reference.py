@@ -8,7 +8,7 @@ from orca_jax.kernels.linear_state.parts import LinearTokens
 from orca_jax.kernels.state_rows import StateRows, states_before, token_rows, write_states
 
 
-def linear_state_reference(
+def attend(
     tokens: LinearTokens, states: Float[Array, "N H K V"], rows: StateRows
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
     """The oracle of `linear_state`."""

@@ -23,7 +23,7 @@ CHUNK = 64  # tokens
 _einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
-def linear_state_xla(
+def attend(
     tokens: LinearTokens, states: Float[Array, "N H K V"], rows: StateRows
 ) -> tuple[Float[Array, "T H V"], Float[Array, "N H K V"]]:
     """The results of single tokens, then those of chunks; see `linear_state`."""

@@ -1,4 +1,4 @@
-"""Low-rank additions, `x @ A[slot] @ B[slot]` of each token: one operation, and the table of its implementations.
+"""Low-rank additions, `x @ A[slot] @ B[slot]` of each token: one operation, and the table of its backends.
 
     gather  the oracle: the matrices of each token, gathered (`gather.py`)
     blocks  for CPUs: a loop over tiles of tokens with the same slot (`blocks.py`)
@@ -10,26 +10,23 @@ GPT-2 this took the time of 60 % of the layers' own products, and `gather` that 
 On a GPU a loop with a dynamic trip count waits for the host at every pass, and the products of all slots are narrow.
 """
 
-from collections.abc import Mapping
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from orca_jax.kernels.backend import check_implementation
-from orca_jax.kernels.low_rank.blocks import by_blocks
-from orca_jax.kernels.low_rank.dense import by_all_slots
-from orca_jax.kernels.low_rank.gather import by_gather
-from orca_jax.kernels.low_rank.parts import LowRankForm, Operands, SlotPlan, Sum
-from orca_jax.kernels.low_rank.ragged import by_ragged_products
+from orca_jax.kernels.backend import Backend, run_backend
+from orca_jax.kernels.low_rank.parts import Operands, SlotPlan, Sum
 
-IMPLEMENTATIONS: Mapping[str, LowRankForm] = {
-    "gather": by_gather,
-    "blocks": by_blocks,
-    "ragged": by_ragged_products,
-    "dense": by_all_slots,
-}
-"""The implementations by name. All run on every platform."""
+_HERE = "orca_jax.kernels.low_rank"
+
+BACKENDS = (
+    Backend("blocks", f"{_HERE}.blocks", "cpu"),
+    Backend("ragged", f"{_HERE}.ragged", "tpu"),
+    Backend("dense", f"{_HERE}.dense"),
+    Backend("gather", f"{_HERE}.gather"),
+)
+"""All run on every platform. A module has `additions`, with the arguments of `low_rank`."""
 
 
 def low_rank(
@@ -52,20 +49,15 @@ def low_rank(
         plan: the slot of each token.
         is_active: False if the matrices of all slots of these tokens are zeros, so that the work may be left out.
         total: sums a device's part over all devices that share the inputs; None if each device has all of them.
-        implementation: a name of `IMPLEMENTATIONS`; None takes the default of the platform.
+        implementation: the name of a backend; None takes the default of the platform.
 
     Raises:
         NotImplementedError: the implementation does not exist.
     """
-    check_implementation("low_rank", implementation, IMPLEMENTATIONS)
     active = jnp.bool_(True) if is_active is None else is_active
 
-    def run(name: str) -> tuple[Array, ...]:
-        return IMPLEMENTATIONS[name](x, operands, plan, active, total)
+    def add(backend: Any) -> tuple[Array, ...]:
+        added: tuple[Array, ...] = backend.additions(x, operands, plan, active, total)
+        return added
 
-    if implementation is not None:
-        return run(implementation)
-    out: tuple[jax.Array, ...] = jax.lax.platform_dependent(
-        cpu=lambda: run("blocks"), tpu=lambda: run("ragged"), default=lambda: run("dense")
-    )
-    return out
+    return run_backend("low_rank", BACKENDS, add, implementation)

@@ -4,10 +4,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from orca_jax.kernels.low_rank.parts import TILE, Operands, SlotPlan, Sum, product, split_ranks
+from orca_jax.kernels.low_rank.parts import TILE, Operands, SlotPlan, Sum, split_ranks
+from orca_jax.kernels.matmul import matmul
 
 
-def by_blocks(
+def additions(
     x: Float[Array, "T I"], operands: Operands, plan: SlotPlan, is_active: Bool[Array, ""], total: Sum | None
 ) -> tuple[Float[Array, "T _"], ...]:
     """The arguments and the result of `api.low_rank`.
@@ -23,12 +24,12 @@ def by_blocks(
         return lax.dynamic_index_in_dim(stack, operands.first + plan.tile_slot[tile], keepdims=False)
 
     def narrow(tile: Array, start: Array) -> Array:
-        return product(lax.dynamic_slice_in_dim(rows, start, TILE), matrix(operands.shrink, tile))
+        return matmul(lax.dynamic_slice_in_dim(rows, start, TILE), matrix(operands.shrink, tile))
 
     def widen(tile: Array, start: Array, h: Array, outs: list[Array]) -> list[Array]:
         parts = zip(split_ranks(h, operands.expand), operands.expand, outs, strict=True)
         return [
-            lax.dynamic_update_slice_in_dim(out, product(part, matrix(stack, tile)), start, 0)
+            lax.dynamic_update_slice_in_dim(out, matmul(part, matrix(stack, tile)), start, 0)
             for part, stack, out in parts
         ]
 

@@ -3,10 +3,11 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from orca_jax.kernels.low_rank.parts import Operands, SlotPlan, Sum, precision_of, split_ranks
+from orca_jax.kernels.low_rank.parts import Operands, SlotPlan, Sum, split_ranks
+from orca_jax.kernels.matmul import precision_of
 
 
-def by_gather(
+def additions(
     x: Float[Array, "T I"], operands: Operands, plan: SlotPlan, is_active: Bool[Array, ""], total: Sum | None
 ) -> tuple[Float[Array, "T _"], ...]:
     """The arguments and the result of `api.low_rank`."""

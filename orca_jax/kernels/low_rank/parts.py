@@ -1,11 +1,11 @@
-"""The parts shared by the implementations: the order of tokens by slot, and products."""
+"""The parts shared by the implementations: the order of tokens by slot, and operands."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 TILE = 4  # tokens of one slot that are multiplied together on a CPU; 2 and 8 took longer (docs/adapters.md)
 
@@ -42,8 +42,6 @@ class Operands(NamedTuple):
 
 
 type Sum = Callable[[Array], Array]
-type LowRankForm = Callable[[Array, Operands, SlotPlan, Bool[Array, ""], Sum | None], tuple[Array, ...]]
-"""`(x, operands, plan, is_active, sum) -> additions`, as `api.low_rank`."""
 
 
 def plan_slots(slot: Int[Array, "T"], num_slots: int) -> SlotPlan:
@@ -67,18 +65,6 @@ def plan_slots(slot: Int[Array, "T"], num_slots: int) -> SlotPlan:
     tile_slot = jnp.minimum(tile_slot, num_slots - 1)  # of tiles out of use: any
     tile_start = first_token[tile_slot] + (tile - first_tile[tile_slot]) * TILE
     return SlotPlan(slot, order, place, sizes, tile_slot, tile_start, jnp.sum(tiles, dtype=jnp.int32))
-
-
-def product(x: Float[Array, "*T I"], matrix: Float[Array, "I O"]) -> Float[Array, "*T O"]:
-    """`x @ matrix` in the type of the matrix, with float32 sums."""
-    return jnp.matmul(
-        x.astype(matrix.dtype), matrix, precision=precision_of(matrix), preferred_element_type=jnp.float32
-    )
-
-
-def precision_of(matrix: jax.Array) -> jax.lax.Precision | None:
-    """Full float32 products for float32 weights, even if TF32 is the default."""
-    return jax.lax.Precision.HIGHEST if matrix.dtype == jnp.float32 else None
 
 
 def split_ranks(h: Float[Array, "*T K"], expand: Sequence[Float[Array, "M R _"]]) -> list[Float[Array, "*T R"]]:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.backend import Backend, first_backend, named_backend, refusals
+from orca_jax.kernels.backend import Backend, first_backend, known_backend, refusals
 from orca_jax.kernels.kv_pages import KVPages, RowArrays, num_kv_heads
 from orca_jax.kernels.kv_write import write_kv
 
@@ -115,7 +115,7 @@ def choose_backend(device: jax.Device, q: Queries, pages: KVPages, implementatio
         NotImplementedError: there is no backend of this name.
     """
     if implementation is not None:
-        return _named(implementation)
+        return known_backend("attention", BACKENDS, implementation)
     backend = first_backend(BACKENDS, device, q, pages)
     assert backend is not None, "xla runs everywhere and refuses nothing"
     return backend
@@ -147,13 +147,6 @@ def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementatio
     return BackendChoice(backend, "; ".join([kind, *reasons]), is_slow=is_plain or is_held_back)
 
 
-def _named(name: str) -> Backend:
-    found = named_backend(BACKENDS, name)
-    if found is None:
-        raise NotImplementedError(f"no attention implementation {name!r}; there are {', '.join(implementations())}")
-    return found
-
-
 def ragged_attention(
     q: Float[Array, "T H D"],
     pages: KVPages,
@@ -177,7 +170,7 @@ def ragged_attention(
     Raises:
         NotImplementedError: the backend does not exist or cannot do these shapes.
     """
-    backend = _named(implementation) if implementation else choose_backend(jax.devices()[0], q, pages)
+    backend = choose_backend(jax.devices()[0], q, pages, implementation)
     if q.shape[1] % num_kv_heads(pages, q.shape[2]):
         message = f"{q.shape[1]} query heads are not a multiple of {num_kv_heads(pages, q.shape[2])} KV heads"
         raise NotImplementedError(message)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orca_jax.config import PageLayout
-from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, PackedPages, RowArrays, as_bytes, needs_scales
+from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays, TokenMajorPages, as_bytes, needs_scales
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 
 
@@ -153,4 +153,4 @@ def _lay_out(
         return HeadMajorPages(*(np.asarray(as_bytes(jnp.asarray(each[0]))) for each in (k, v)), *scales)  # type: ignore[arg-type]
     kv = np.stack([k[0], v[0]], axis=2).transpose(0, 4, 1, 2, 3)  # [N, S, K, 2, D]
     scale = None if k[1] is None or v[1] is None else np.stack([k[1], v[1]], axis=-1).reshape(kv.shape[0], 1, -1)
-    return PackedPages(kv.reshape(*kv.shape[:2], -1), scale)  # type: ignore[arg-type]
+    return TokenMajorPages(kv.reshape(*kv.shape[:2], -1), scale)  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def choose(trial: Trial, device: jax.Device) -> str | None:
     """
     left = [backend for backend in api.BACKENDS if backend.name not in trial.failed]
     page = trial.num_kv_heads, trial.head_dim, trial.page_size
-    pages = pages_shape("packed", 8, *page, jnp.dtype(trial.page_dtype))
+    pages = pages_shape("token_major", 8, *page, jnp.dtype(trial.page_dtype))
     q = jax.ShapeDtypeStruct((8, trial.num_heads, trial.head_dim), jnp.dtype(trial.dtype))
     if trial.implementation is not None and trial.implementation not in trial.failed:
         named = named_backend(left, trial.implementation)
@@ -147,7 +147,7 @@ def try_kernels(trial: Trial, name: str, device: jax.Device) -> str | None:
     programs = jax.jit(kernels), jax.jit(plain)
     allowed = _EXACT if trial.dtype == trial.page_dtype == "float32" else _NARROW
     for batch, case in batches(trial).items():
-        arrays = make_arrays(case, layout="packed")
+        arrays = make_arrays(case, layout="token_major")
         new = np.random.default_rng(3).standard_normal((2, arrays.q.shape[0], case.num_kv_heads, case.head_dim))
         k, v = new.astype(jnp.dtype(case.dtype))
         given = jax.tree.map(jnp.asarray, (arrays.q, k, v, *arrays[1:]))

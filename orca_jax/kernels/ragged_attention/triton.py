@@ -3,8 +3,8 @@
 JAX has deprecated that backend, so all code for it is in this file. It stays as long as Ampere and Ada have no other
 kernels. On Hopper it runs the shapes refused by `hopper/`: float32, 8-bit pages, head dim 256.
 
-A page is packed (`kernels/kv_pages.py`). Triton reads through one pointer per element, so a block of tokens may lie on
-many pages or on a part of one. One program serves all page sizes:
+A page is token major (`kernels/kv_pages.py`). Triton reads through one pointer per element, so a block of tokens may
+lie on many pages or on a part of one. One program serves all page sizes:
 
                             block of C tokens of one request and one KV head
     page_table[row] ->  [page, slot, head * 2D : + D] is K, and [.. + D : + D] is V
@@ -43,7 +43,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int, Num
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, num_kv_heads
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, num_kv_heads
 from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import (
     ContextPieces,
@@ -386,7 +386,7 @@ def ragged_attention_triton(
     Raises:
         NotImplementedError: `refusal` returns a reason, or the window is traced.
     """
-    if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
+    if (reason := refusal(q, pages)) or not isinstance(pages, TokenMajorPages):
         raise NotImplementedError(reason)
     refuse_traced(scores, "triton")
     return _ragged(q, pages, requests, scores, multiprocessors or multiprocessors_here(), interpret)
@@ -395,7 +395,7 @@ def ragged_attention_triton(
 @partial(jax.jit, static_argnums=(4, 5))
 def _ragged(
     q: Float[Array, "T H D"],
-    pages: PackedPages,
+    pages: TokenMajorPages,
     requests: RowArrays,
     scores: Scores,
     multiprocessors: int,
@@ -432,7 +432,7 @@ def _ragged(
     return jnp.where(token < query_len.sum(), out, jnp.zeros_like(out))
 
 
-def _shape_of(q: jax.Array, pages: PackedPages, scores: Scores, interpret: bool) -> _TritonShape:
+def _shape_of(q: jax.Array, pages: TokenMajorPages, scores: Scores, interpret: bool) -> _TritonShape:
     """Parameters for increments: 32 KiB of K and V in a block, so that an Ampere card has room for three blocks.
 
     float32 is multiplied without tensor cores, with factors in registers. So blocks are half as large, and many rows
@@ -481,8 +481,8 @@ def _for_chunks(shape: _TritonShape) -> _TritonShape:
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """The reason why these kernels cannot do these shapes, or None if they can."""
     head_dim = q.shape[2]
-    if not isinstance(pages, PackedPages):
-        return "attention 'triton' supports packed pages only"
+    if not isinstance(pages, TokenMajorPages):
+        return "attention 'triton' supports token-major pages only"
     if pages.dtype.name not in PAGE_DTYPES:
         return f"attention 'triton' supports pages of {', '.join(PAGE_DTYPES)}, not of {pages.dtype}"
     if head_dim not in PARTS:

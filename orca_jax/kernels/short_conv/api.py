@@ -1,22 +1,21 @@
-"""Short convolutions over merged requests: one operation, and the table of its implementations.
+"""Short convolutions over merged requests: one operation, and the table of its backends.
 
 reference  the oracle: token by token (`reference.py`)
 xla        all tokens at once (`xla.py`)
 """
 
-from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.backend import check_implementation
-from orca_jax.kernels.short_conv.reference import short_conv_reference
-from orca_jax.kernels.short_conv.xla import short_conv_xla
+from orca_jax.kernels.backend import Backend, run_backend
 from orca_jax.kernels.state_rows import StateRows
 
-IMPLEMENTATIONS: Mapping[str, Callable[[Array, Array, Array, StateRows], tuple[Array, Array]]] = {
-    "reference": short_conv_reference,
-    "xla": short_conv_xla,
-}
+BACKENDS = (
+    Backend("xla", "orca_jax.kernels.short_conv.xla"),
+    Backend("reference", "orca_jax.kernels.short_conv.reference"),
+)
+"""A module has `convolve`, with the arguments of `short_conv`."""
 
 
 def short_conv(
@@ -38,7 +37,7 @@ def short_conv(
             S = (W - 1) * C values: XLA for TPUs copies a pool with an axis of W - 1. It is donated by the caller, so
             that the update is in place.
         rows: the requests.
-        implementation: a name of `IMPLEMENTATIONS`; None takes `xla`.
+        implementation: the name of a backend; None takes `xla`.
 
     Returns:
         The result of each token, zero for padding, and the pool with the states after the last tokens.
@@ -46,5 +45,9 @@ def short_conv(
     Raises:
         NotImplementedError: the implementation does not exist.
     """
-    check_implementation("short_conv", implementation, IMPLEMENTATIONS)
-    return IMPLEMENTATIONS[implementation or "xla"](x, kernel, states, rows)
+
+    def convolve(backend: Any) -> tuple[Array, Array]:
+        done: tuple[Array, Array] = backend.convolve(x, kernel, states, rows)
+        return done
+
+    return run_backend("short_conv", BACKENDS, convolve, implementation)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.state_rows import StateRows, states_before, token_rows, write_states
 
 
-def short_conv_reference(
+def convolve(
     x: Float[Array, "T C"], kernel: Float[Array, "W C"], states: Float[Array, "N S"], rows: StateRows
 ) -> tuple[Float[Array, "T C"], Float[Array, "N S"]]:
     """The oracle of `short_conv`."""

@@ -10,7 +10,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from orca_jax.config import ModelConfig
-from orca_jax.model.layers import Linear, Maker, Norm, product_of_heads, project
+from orca_jax.kernels.matmul import product_of_heads
+from orca_jax.model.layers import Linear, Maker, Norm, project
 from orca_jax.model.lora.launch import LayerAdapters
 from orca_jax.model.mixers.base import Index, Mixing
 from orca_jax.model.rope import Rotation

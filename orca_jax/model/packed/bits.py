@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.matmul import Quantised
 from orca_jax.kernels.native import (
     INPUTS,
     LayerRows,
@@ -25,7 +26,7 @@ from orca_jax.kernels.native import (
     unpack_columns,
 )
 from orca_jax.model.packed.matrices import PackedLayout, PackedMatrix, layout_of, on_shards, transposed
-from orca_jax.model.quantise import Quantised, QuantisedMatrix, QuantisedTable, few_bits
+from orca_jax.model.quantise import QuantisedMatrix, QuantisedTable, few_bits
 from orca_jax.model.sharding import MESH_AXES, partition_spec
 
 

@@ -1,7 +1,6 @@
 """The implementations of `write_kv`, in every layout, on the cases of attention and on small examples."""
 
 from itertools import pairwise
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from orca_jax.config import PageLayout
 from orca_jax.kernels.kv_pages import (
     HeadMajorPages,
     KVPages,
-    PackedPages,
     RowArrays,
+    TokenMajorPages,
     largest_stored,
     page_tokens,
     pages_shape,
@@ -28,7 +27,7 @@ SHORT = [case for case in CASES if case.head_dim == 16 and case.page_dtype == "f
 MIXED = [case for case in SHORT if case.name in ("increments and chunks with padding", "sliding window")]
 WRITES = [("head_major", way, case) for way in IMPLEMENTATIONS for case in SHORT]
 WRITES += [("head_major", "pages", case) for case in SHORT]
-WRITES += [("packed", way, case) for way in IMPLEMENTATIONS for case in MIXED]
+WRITES += [("token_major", "scatter", case) for case in MIXED]
 QUANTISED = [case for case in CASES if case.page_dtype in ("int8", "float8_e4m3fn")]
 
 
@@ -109,12 +108,7 @@ def test_every_token_lands_in_its_slot_and_nothing_else_changes(
 
 @pytest.mark.parametrize(
     ("layout", "implementation", "case"),
-    [
-        ("head_major", None, QUANTISED[0]),
-        ("head_major", "pages", QUANTISED[0]),
-        ("packed", "blocks", QUANTISED[1]),
-        ("packed", None, QUANTISED[1]),
-    ],
+    [("head_major", None, QUANTISED[0]), ("head_major", "pages", QUANTISED[0]), ("token_major", None, QUANTISED[1])],
 )
 def test_quantised_pages_keep_old_tokens_and_take_new_ones(
     case: Case, implementation: str | None, layout: PageLayout
@@ -152,11 +146,11 @@ def test_a_token_of_a_head_major_page_depends_on_nothing_else() -> None:
 
 
 def test_packed_values_keep_their_bits_until_a_larger_one_comes() -> None:
-    pages = PackedPages(jnp.full((1, 4, 2), 99, jnp.int8), jnp.ones((1, 1, 2)))
+    pages = TokenMajorPages(jnp.full((1, 4, 2), 99, jnp.int8), jnp.ones((1, 1, 2)))
     for position, value in enumerate([12.7, 1.0, 25.4]):
         token = jnp.full((1, 1, 1), value)
-        written = write_kv(pages, token, token, row_arrays([[0]], [0], [1], [position + 1]), implementation="blocks")
-        assert isinstance(written, PackedPages)
+        written = write_kv(pages, token, token, row_arrays([[0]], [0], [1], [position + 1]))
+        assert isinstance(written, TokenMajorPages)
         pages = written
         stored = [[127], [127, 10], [64, 5, 127]][position]
         assert pages.kv[0, : position + 1, 0].tolist() == stored
@@ -171,42 +165,17 @@ def test_a_full_page_that_is_read_does_not_raise_its_scale() -> None:
     assert (largest / largest_stored(dtype) > scales).any(), "what it guards against"
 
 
-def bits(pages: PackedPages) -> np.ndarray:
-    return np.asarray(pages.kv).view(np.uint8)
-
-
-@pytest.mark.parametrize("requests", [((1, 33), (1, 64), (70, 100), (31, 31)), ((1, 1),), ((64, 64), (2, 33))])
-@pytest.mark.parametrize("page_dtype", ["int8", "float8_e4m3fn"])
-def test_pages_at_once_are_those_that_come_one_after_the_other(
-    requests: tuple[tuple[int, int], ...], page_dtype: Literal["int8", "float8_e4m3fn"]
-) -> None:
-    case = Case("", requests, 2, 2, 16, 32, 3, 2, page_dtype=page_dtype)
-    arrays = make_arrays(case, layout="packed")
-    new = new_tokens(case, arrays)
-    one_by_one, at_once = (written(arrays, new, way) for way in ("blocks", "pages"))
-    assert isinstance(one_by_one, PackedPages)
-    assert isinstance(at_once, PackedPages)
-    used = np.unique(arrays.requests.page_table[: len(requests)])
-    for row, context in enumerate(arrays.requests.context_len):
-        for index in range(-(-int(context) // case.page_size)):
-            page, filled = arrays.requests.page_table[row, index], min(case.page_size, context - index * case.page_size)
-            np.testing.assert_array_equal(bits(at_once)[page, :filled], bits(one_by_one)[page, :filled])
-            np.testing.assert_array_equal(at_once.scale[page], one_by_one.scale[page])
-    others = np.setdiff1d(np.arange(at_once.kv.shape[0]), used)
-    np.testing.assert_array_equal(bits(at_once)[others], bits(arrays.pages)[others])
-
-
-def test_pages_are_for_packed_pages_only_if_these_are_quantised() -> None:
+def test_pages_are_for_token_major_pages_only_if_these_are_quantised() -> None:
     case = MIXED[0]
-    arrays = make_arrays(case, layout="packed")
-    with pytest.raises(NotImplementedError, match="packed pages that are quantised"):
+    arrays = make_arrays(case, layout="token_major")
+    with pytest.raises(NotImplementedError, match="token-major pages that are quantised"):
         written(arrays, new_tokens(case, arrays), "pages")
 
 
 def test_scatter_refuses_quantised_pages() -> None:
     case = QUANTISED[0]
     arrays = make_arrays(case)
-    with pytest.raises(NotImplementedError, match="'blocks' and 'pages' can"):
+    with pytest.raises(NotImplementedError, match="'blocks' and 'pages' write"):
         written(arrays, new_tokens(case, arrays), "scatter")
 
 

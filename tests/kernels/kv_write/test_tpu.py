@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.kv_write.pieces import cut
 from orca_jax.kernels.kv_write.tpu import write_chunks
@@ -20,9 +20,9 @@ HARD = Case("pieces", ((1, 9), (2, 17), (5, 21), (40, 43), (3, 3)), 2, 2, 64, 16
 
 def check(case: Case, interpret: Any) -> None:
     """Compare with a scatter of the chunks, bit by bit; slots of increments and other pages must not change."""
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="token_major"))
     pages = arrays.pages
-    assert isinstance(pages, PackedPages)
+    assert isinstance(pages, TokenMajorPages)
     rng = np.random.default_rng(3)
     k, v = (jnp.asarray(rng.standard_normal((arrays.q.shape[0], case.num_kv_heads, case.head_dim))) for _ in range(2))
     new = jnp.stack([k, v], axis=2).astype(pages.dtype).reshape(k.shape[0], -1)
@@ -66,7 +66,7 @@ def test_cases_without_races(name: str) -> None:
 @pytest.mark.parametrize(("page_dtype", "group"), [("bfloat16", 16), ("int8", 32)])
 def test_pages_that_it_cannot_write_are_refused(page_dtype: Any, group: int) -> None:
     arrays = jax.tree.map(
-        jnp.asarray, make_arrays(Case("pages of 8", ((2, 2),), page_dtype=page_dtype), layout="packed")
+        jnp.asarray, make_arrays(Case("pages of 8", ((2, 2),), page_dtype=page_dtype), layout="token_major")
     )
     new = jnp.ones((2, 4, 16))
     with pytest.raises(NotImplementedError, match=rf"multiple of {group}, not 8"):

@@ -1,4 +1,4 @@
-"""The TPU kernel for writing quantised pages, run by Pallas' interpreters and compared with `blocks`."""
+"""The TPU kernel for writing quantised pages, run by Pallas' interpreters and compared with `pages`."""
 
 from functools import partial
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.kv_pages import PackedPages, RowArrays, slots
+from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, slots
 from orca_jax.kernels.kv_write import tpu_quantised, write_kv
 from orca_jax.kernels.kv_write.pieces import cut
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
@@ -35,19 +35,19 @@ def new_tokens(case: Case, arrays: Arrays, size: float, dtype: Any) -> list[jax.
 
 
 def check(case: Case, size: float, interpret: Any, dtype: Any = jnp.float32) -> tuple[int, int]:
-    """Compare with `blocks`, bit by bit.
+    """Compare with `pages`, bit by bit.
 
     Returns the number of pages with old tokens and unchanged scales, and the number of pages with a larger scale.
     """
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="token_major"))
     pages, new = arrays.pages, new_tokens(case, arrays, size, dtype)
-    assert isinstance(pages, PackedPages)
+    assert isinstance(pages, TokenMajorPages)
     write = jax.jit(partial(write_quantised, head_dim=case.head_dim, interpret=interpret))
     count, pieces = cut(case.page_size, new[0].shape[0], arrays.requests)
     # The pages of this layer begin at page 2.
     of_layer = pieces._replace(page=pieces.page - 2, first_page=jnp.array([2]))
     actual = write(pages, slots(*new, new[0].dtype), count, of_layer)
-    wanted = jax.jit(partial(write_kv, implementation="blocks"))(pages, *new, arrays.requests)
+    wanted = jax.jit(write_kv)(pages, *new, arrays.requests)
     written, kept = [], 0
     for page, begin, end in zip(*(x[: int(count)].tolist() for x in pieces[:3]), strict=True):
         np.testing.assert_array_equal(bits(actual)[page, :end], bits(wanted)[page, :end])
@@ -60,7 +60,7 @@ def check(case: Case, size: float, interpret: Any, dtype: Any = jnp.float32) -> 
     return kept, int((pieces.begin[: int(count)] > 0).sum()) - kept
 
 
-def bits(pages: PackedPages) -> np.ndarray:
+def bits(pages: TokenMajorPages) -> np.ndarray:
     return np.asarray(pages.kv).view(np.uint8)
 
 
@@ -107,13 +107,13 @@ def test_wide_pages_of_which_two_fit_without_races(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", SIZES)
 def test_iterations_that_follow_each_other(dtype: str) -> None:
-    """Write many random iterations, as an engine does: the pages equal those written by `blocks`."""
+    """Write many random iterations, as an engine does: the pages equal those written by `pages`."""
     rng, rows, tokens, size = np.random.default_rng(5), 6, 96, 64
     case = case_of(dtype, HEADS[0], ((1, 4 * size),) * rows)
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
-    actual = wanted = PackedPages(arrays.pages.kv, jnp.full_like(arrays.pages.scale, np.nan))
-    ways = partial(write_kv, implementation="blocks"), partial(write_quantised, head_dim=64, interpret=True)
-    one_by_one, kernel = (jax.jit(way) for way in ways)
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="token_major"))
+    actual = wanted = TokenMajorPages(arrays.pages.kv, jnp.full_like(arrays.pages.scale, np.nan))
+    ways = write_kv, partial(write_quantised, head_dim=64, interpret=True)
+    at_once, kernel = (jax.jit(way) for way in ways)
     context, grown = np.zeros(rows, np.int32), 0
     for _ in range(40):
         added = np.minimum(rng.choice([0, 1, 1, 1, 2, 7, 31], rows) * rng.choice([1, 1, 2], rows), 4 * size - context)
@@ -125,7 +125,7 @@ def test_iterations_that_follow_each_other(dtype: str) -> None:
         table = np.asarray(arrays.requests.page_table)[order]
         batch = RowArrays(*(jnp.asarray(x) for x in (table, start, query_len, context[order])))
         k, v = (jnp.asarray(rng.standard_normal((tokens, 2, 64)) * rng.choice([1, 3]), jnp.float32) for _ in range(2))
-        before, wanted = wanted, one_by_one(wanted, k, v, batch)
+        before, wanted = wanted, at_once(wanted, k, v, batch)
         actual = kernel(actual, slots(k, v, k.dtype), *cut(size, tokens, batch))
         for row, page in ((r, p) for r in range(rows) for p in range(-(-context[r] // size))):
             index, end = arrays.requests.page_table[row, page], context[row] - page * size

@@ -34,7 +34,7 @@ def fit(case: Case) -> Case:
 
 
 def check(case: Case) -> None:
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="token_major"))
     interpret = plgpu.InterpretGPUParams()
     attend = jax.jit(lambda a: ragged_attention_gpu(*a, case.scores, multiprocessors=1, interpret=interpret))
     actual = np.asarray(attend(arrays), np.float32)
@@ -49,7 +49,7 @@ def test_both_phases() -> None:
 
 
 def test_a_window_is_a_constant() -> None:
-    arrays = jax.tree.map(jnp.asarray, make_arrays(fit(MIXED), layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fit(MIXED), layout="token_major"))
     with pytest.raises(NotImplementedError, match="known at compile time; unroll the layers"):
         ragged_attention_gpu(*arrays, Scores(1.0, layer_window=jnp.int32(3)))
 
@@ -76,7 +76,7 @@ def test_every_case(case: Case) -> None:
 )
 def test_unsupported_shapes_are_refused(change: dict[str, object], reason: str) -> None:
     case = replace(fit(CASES[0]), **change)  # type: ignore[arg-type]
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="token_major"))
     with pytest.raises(NotImplementedError, match=reason):
         ragged_attention_gpu(*arrays, Scores(1.0))
 
@@ -90,7 +90,7 @@ def test_rows_of_every_head_dim_can_be_stored_alone() -> None:
 def test_multiprocessors_are_those_of_the_card(
     platform: str, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrays = jax.tree.map(jnp.asarray, make_arrays(fit(CASES[0]), layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fit(CASES[0]), layout="token_major"))
     device = Mock(jax.Device, platform=platform, core_count=cores)
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(jax, "default_backend", lambda: platform)

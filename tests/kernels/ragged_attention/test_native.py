@@ -258,8 +258,8 @@ def test_other_pages_are_refused(case: Case, reason: str) -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(case))
     assert reason in str(native.refusal(arrays.q, arrays.pages))
     assert choose_backend(jax.devices()[0], arrays.q, arrays.pages).name == "xla"
-    packed = jax.tree.map(jnp.asarray, make_arrays(CASES[0], layout="packed"))
-    assert "head-major" in str(native.refusal(packed.q, packed.pages))
+    token_major = jax.tree.map(jnp.asarray, make_arrays(CASES[0], layout="token_major"))
+    assert "head-major" in str(native.refusal(token_major.q, token_major.pages))
 
 
 def test_a_process_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from orca_jax.config import PageLayout
-from orca_jax.kernels.kv_pages import KVPages, PackedPages
+from orca_jax.kernels.kv_pages import KVPages, TokenMajorPages
 from orca_jax.kernels.ragged_attention import RowArrays, prepare, ragged_attention, write_and_attend
 from orca_jax.kernels.ragged_attention.cases import Case, make_arrays
 from orca_jax.kernels.ragged_attention.tpu.attention import attend_prepared
@@ -60,8 +60,8 @@ def test_a_traced_group_selects_what_was_prepared(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiles")
 def test_a_traced_group_selects_a_plan_for_tpus() -> None:
-    q, pages, tables = two_tables("packed")
-    assert isinstance(pages, PackedPages)
+    q, pages, tables = two_tables("token_major")
+    assert isinstance(pages, TokenMajorPages)
     plans = [prepare(jax.devices()[0], jax.ShapeDtypeStruct(q.shape, q.dtype), pages, each, "tpu") for each in tables]
     used = int(tables[0].query_len.sum())
 
@@ -79,7 +79,7 @@ def test_a_traced_group_selects_a_plan_for_tpus() -> None:
 @pytest.mark.parametrize("name", [*ON_CPUS, *ELSEWHERE])
 def test_equal_shapes_give_equal_structures(name: str) -> None:
     """Stacking then needs no knowledge of the backend: all leaves are arrays."""
-    q, pages, tables = two_tables("packed" if name in ELSEWHERE else "head_major")
+    q, pages, tables = two_tables("token_major" if name in ELSEWHERE else "head_major")
     shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     plans = [prepare(jax.devices()[0], shape, pages, table, name) for table in tables]
     assert len({jax.tree.structure(plan) for plan in plans}) == 1

@@ -20,7 +20,7 @@ from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, meanings,
 
 PACKED = [case for case in CASES if case.name in ("increments and chunks with padding", "sliding window", "int8 pages")]
 COMPARED: list[tuple[PageLayout, Case]] = [("head_major", case) for case in CASES] + [
-    ("packed", case) for case in PACKED
+    ("token_major", case) for case in PACKED
 ]
 
 
@@ -137,7 +137,7 @@ def test_xla_multiplies_bfloat16_as_the_processor_does(case: Case, monkeypatch: 
 
 
 GATHERED: list[tuple[PageLayout, Case]] = [("head_major", CASES[-3])] + [
-    ("packed", case)
+    ("token_major", case)
     for case in CASES
     if case.name in ("increments and chunks with padding", "more queries than one block", "window and soft cap")
 ]
@@ -152,7 +152,7 @@ def test_gather_equals_reference(case: Case, layout: PageLayout) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gather_for_every_case(case: Case) -> None:
-    check_gather(case, "packed")
+    check_gather(case, "token_major")
 
 
 def check_gather(case: Case, layout: PageLayout) -> None:
@@ -178,7 +178,7 @@ def test_gather_leaves_out_the_pages_before_a_window() -> None:
 def test_no_loop_of_gather_asks_the_host_for_its_length() -> None:
     """A GPU's host must know each trip count: every `while` has a constant one, and there are two branches in all."""
     case = CASES[-3]
-    args = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    args = jax.tree.map(jnp.asarray, make_arrays(case, layout="token_major"))
 
     def compiled(implementation: str) -> str:
         attend = jax.jit(lambda a: ragged_attention(*a, case.scores, implementation=implementation))

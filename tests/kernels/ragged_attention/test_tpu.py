@@ -26,7 +26,7 @@ TINY = BlockSizes(
 
 def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     """Compare the kernels' outputs with the oracle's; padding must be finite."""
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="token_major"))
     attend = jax.jit(lambda a: ragged_attention_tpu(*a, case.scores, blocks=blocks, interpret=interpret))
     actual = np.asarray(attend(arrays), np.float32)
     used = sum(count for count, _ in case.requests)
@@ -73,7 +73,7 @@ def test_transfers_begin_at_the_window(window: int | None, first: list[int]) -> 
 def test_layers_with_several_windows_share_a_kernel() -> None:
     attend = jax.jit(lambda a, scores: ragged_attention_tpu(*a, scores, blocks=TINY, interpret=True))
     for window, same in ((61, replace(LONG, sliding_window=61)), (NO_WINDOW, LONG)):
-        arrays = jax.tree.map(jnp.asarray, make_arrays(same, seed=1, layout="packed"))
+        arrays = jax.tree.map(jnp.asarray, make_arrays(same, seed=1, layout="token_major"))
         used = int(arrays.requests.query_len.sum())
         actual = np.asarray(attend(arrays, Scores(0.25, layer_window=jnp.int32(window))), np.float32)
         np.testing.assert_allclose(actual[:used], reference(same)[:used], rtol=1e-5, atol=LONG.tolerance)
@@ -94,13 +94,13 @@ def test_every_case_without_races(case: Case) -> None:
 
 
 def test_head_major_pages_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="packed pages"):
+    with pytest.raises(NotImplementedError, match="token-major pages"):
         ragged_attention_tpu(*jax.tree.map(jnp.asarray, make_arrays(CASES[0])), Scores(1.0))
 
 
 def test_pages_with_partial_registers_are_refused() -> None:
     case = Case("pages of 8 in bfloat16", ((1, 1),), page_dtype="bfloat16")
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, layout="token_major"))
     with pytest.raises(NotImplementedError, match="multiple of 16, not 8"):
         ragged_attention_tpu(*arrays, Scores(1.0))
 

@@ -40,7 +40,7 @@ def fitted(case: Case) -> Case:
 
 
 def check(case: Case) -> None:
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="token_major"))
     actual = ragged_attention_triton(*arrays, case.scores, multiprocessors=2, interpret=True)
     used = sum(count for count, _ in case.requests)
     found = np.asarray(actual, np.float32)
@@ -55,7 +55,7 @@ def test_both_phases(case: Case) -> None:
 
 
 def test_a_window_is_a_constant() -> None:
-    arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(MIXED), layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(MIXED), layout="token_major"))
     with pytest.raises(NotImplementedError, match="known at compile time; unroll the layers"):
         ragged_attention_triton(*arrays, Scores(1.0, layer_window=jnp.int32(3)))
 
@@ -80,7 +80,7 @@ def shapes(case: Case, num_pages: int = 8) -> tuple[Any, KVPages]:
     """Shapes of the queries and pages of a case."""
     page = case.num_kv_heads, case.head_dim, case.page_size
     q = jax.ShapeDtypeStruct((8, case.num_heads, case.head_dim), case.dtype)
-    return q, pages_shape("packed", num_pages, *page, jnp.dtype(case.page_dtype))
+    return q, pages_shape("token_major", num_pages, *page, jnp.dtype(case.page_dtype))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_unsupported_shapes_are_refused(change: dict[str, Any], num_pages: int, 
 
 def test_pages_of_cpus_are_refused() -> None:
     arrays = jax.tree.map(jnp.asarray, make_arrays(fitted(CASES[0]), layout="head_major"))
-    with pytest.raises(NotImplementedError, match="packed pages"):
+    with pytest.raises(NotImplementedError, match="token-major pages"):
         ragged_attention_triton(*arrays, Scores(1.0))
 
 

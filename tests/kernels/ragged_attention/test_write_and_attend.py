@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention import RowArrays, ragged_attention
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
@@ -27,7 +27,7 @@ TAKEN = [case for case in CASES if case.page_dtype in ("float32", "bfloat16")]
 
 def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     """Outputs are the oracle's after a scatter, and so is every slot that somebody may read."""
-    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    arrays = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="token_major"))
     q, pages, requests = arrays
     rng = np.random.default_rng(3)
     shape = q.shape[0], case.num_kv_heads, case.head_dim
@@ -45,7 +45,7 @@ def check(case: Case, interpret: Any, blocks: BlockSizes | None = None) -> None:
     np.testing.assert_allclose(
         np.asarray(actual, np.float32)[:used], np.asarray(wanted, np.float32)[:used], rtol=1e-5, atol=case.tolerance
     )
-    assert isinstance(written, PackedPages)
+    assert isinstance(written, TokenMajorPages)
     owned = slots_with_tokens(case, arrays.requests.page_table)
     np.testing.assert_array_equal(*(np.asarray(x.kv, np.float32)[owned] for x in (written, scattered)))
     others = np.setdiff1d(np.arange(pages.kv.shape[0]), np.unique(np.nonzero(owned)[0]))
@@ -85,10 +85,10 @@ def kernels_outside_conditions(jaxpr: Any) -> list[str]:
 def test_no_kernel_runs_for_nothing(name: str) -> None:
     """The grids follow the requests, and a grid of zero programs is undefined: each kernel is within a condition."""
     case = BY_NAME[name]
-    q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, layout="packed"))
+    q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, layout="token_major"))
     new = jnp.zeros((q.shape[0], case.num_kv_heads, case.head_dim))
 
-    def layer(q: jax.Array, pages: PackedPages, requests: RowArrays) -> Any:
+    def layer(q: jax.Array, pages: TokenMajorPages, requests: RowArrays) -> Any:
         plan = plan_attention(q, pages, requests, blocks_for(q, pages))
         written = write_kv(pages, new, new, requests, implementation="tpu")
         return write_and_attend_tpu(q, new, new, written, plan, case.scores)
@@ -116,7 +116,7 @@ def test_cases_without_races(name: str) -> None:
 @pytest.mark.parametrize("name", ["int8 pages", "fp8 pages"])
 def test_quantised_pages_are_written_first(name: str) -> None:
     case = BY_NAME[name]
-    q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="packed"))
+    q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, seed=1, layout="token_major"))
     rng = np.random.default_rng(3)
     k, v = (jnp.asarray(rng.standard_normal((q.shape[0], 3, 64)), q.dtype) for _ in range(2))
     plan = plan_attention(q, pages, requests, blocks_for(q, pages))

@@ -1,7 +1,7 @@
 """Ragged paged attention for Hopper, in Mosaic GPU: pages by TMA, products by wgmma.
 
-A page is packed (`kernels/kv_pages.py`): K and V of one head are two column ranges of its rows, and TMA fetches each
-range as one box:
+A page is token major (`kernels/kv_pages.py`): K and V of one head are two column ranges of its rows, and TMA fetches
+each range as one box:
 
              head 0      head 1              head K-1
     slot 0  [K D][V D]  [K D][V D]   ...   [K D][V D]
@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, num_kv_heads
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, num_kv_heads
 from orca_jax.kernels.ragged_attention import gpu_plan
 from orca_jax.kernels.ragged_attention.api import Scores
 from orca_jax.kernels.ragged_attention.gpu_plan import ROWS, cut_contexts, cut_queries
@@ -64,7 +64,7 @@ def ragged_attention_gpu(
     Raises:
         NotImplementedError: `refusal` returns a reason, or the window is traced.
     """
-    if (reason := refusal(q, pages)) or not isinstance(pages, PackedPages):
+    if (reason := refusal(q, pages)) or not isinstance(pages, TokenMajorPages):
         raise NotImplementedError(reason)
     gpu_plan.refuse_traced(scores, "gpu")
     return _ragged(q, pages, requests, scores, multiprocessors or gpu_plan.multiprocessors_here(), interpret)
@@ -73,7 +73,7 @@ def ragged_attention_gpu(
 @partial(jax.jit, static_argnums=(4, 5))
 def _ragged(
     q: Float[Array, "T H D"],
-    pages: PackedPages,
+    pages: TokenMajorPages,
     requests: RowArrays,
     scores: Scores,
     multiprocessors: int,
@@ -120,8 +120,8 @@ def _ragged(
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """The reason why these kernels cannot do these shapes, or None if they can."""
     head_dim = q.shape[2]
-    if not isinstance(pages, PackedPages):
-        return "attention 'gpu' supports packed pages only"
+    if not isinstance(pages, TokenMajorPages):
+        return "attention 'gpu' supports token-major pages only"
     if pages.dtype != jnp.bfloat16:
         return f"attention 'gpu' supports pages of bfloat16, not of {pages.dtype}"
     if head_dim not in HEAD_DIMS:

@@ -1,4 +1,4 @@
-"""Ragged attention for TPUs, in Pallas (Mosaic), over packed pages.
+"""Ragged attention for TPUs, in Pallas (Mosaic), over token-major pages.
 
 The first rows of an iteration are its increments, with the first tokens as their queries; then come the chunks. Each
 kind has a kernel and its own range of query blocks. A range without blocks runs no program, and without chunks the
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, PackedPages, RowArrays, num_kv_heads, slots, tile_tokens
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, num_kv_heads, slots, tile_tokens
 from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
@@ -54,10 +54,10 @@ def ragged_attention_tpu(
         interpret: the argument of `pallas_call`, to run without a TPU.
 
     Raises:
-        NotImplementedError: the pages are not packed, or do not consist of whole tiles.
+        NotImplementedError: the pages are not token major, or do not consist of whole tiles.
     """
     reason = refusal(q, pages)
-    if reason is not None or not isinstance(pages, PackedPages):
+    if reason is not None or not isinstance(pages, TokenMajorPages):
         raise NotImplementedError(reason)
     blocks = blocks or blocks_for(q, pages)
     prepared = plan_attention(q, pages, requests, blocks)
@@ -66,7 +66,7 @@ def ragged_attention_tpu(
 
 def attend_prepared(
     q: Float[Array, "T H D"],
-    pages: PackedPages,
+    pages: TokenMajorPages,
     prepared: Prepared,
     scores: Scores,
     *,
@@ -83,13 +83,13 @@ def write_and_attend_tpu(
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
-    pages: PackedPages,
+    pages: TokenMajorPages,
     prepared: Prepared,
     scores: Scores,
     *,
     blocks: BlockSizes | None = None,
     interpret: Any = False,
-) -> tuple[Float[Array, "T H D"], PackedPages]:
+) -> tuple[Float[Array, "T H D"], TokenMajorPages]:
     """Do the work of `write_kv` and `ragged_attention`: the kernel of increments writes new tokens while it attends.
 
     Pages of 8 bits are written by another kernel before, because a token may change the scale of its page.
@@ -116,8 +116,8 @@ def write_and_attend_tpu(
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """The reason why the kernels cannot read these pages; None if they can."""
-    if not isinstance(pages, PackedPages):
-        return "attention 'tpu' reads packed pages only"
+    if not isinstance(pages, TokenMajorPages):
+        return "attention 'tpu' reads token-major pages only"
     least = tile_tokens(pages.dtype)
     if pages.page_size % least:
         return f"attention 'tpu' needs a page_size that is a multiple of {least}, not {pages.page_size}"
@@ -130,7 +130,7 @@ class _AttentionCall:
     def __init__(
         self,
         q: Float[Array, "T H D"],
-        pages: PackedPages,
+        pages: TokenMajorPages,
         prepared: Prepared,
         scores: Scores,
         blocks: BlockSizes,
@@ -163,12 +163,12 @@ class _AttentionCall:
         self.options: dict[str, Any] = {"window": window, "out_dtype": q.dtype, "interpret": interpret}
 
     def increments(
-        self, pages: PackedPages, new: Float[Array, "T W"] | None
-    ) -> tuple[Float[Array, "T H D"], PackedPages]:
+        self, pages: TokenMajorPages, new: Float[Array, "T W"] | None
+    ) -> tuple[Float[Array, "T H D"], TokenMajorPages]:
         """Outputs of the rows with one query, and the pages; these contain the tokens of `new` if it is given."""
         shape = replace(self.shape, is_writing=new is not None)
 
-        def attend(pages: PackedPages) -> tuple[Float[Array, "T H D"], PackedPages]:
+        def attend(pages: TokenMajorPages) -> tuple[Float[Array, "T H D"], TokenMajorPages]:
             options = {**self.options, "new": new, "sinks": self.sinks}
             return attend_increments(shape, self.q, pages, self.prepared, **options)
 
@@ -176,7 +176,7 @@ class _AttentionCall:
         nothing = jnp.zeros(self.q.shape, self.options["out_dtype"])
         return lax.cond(self.prepared.has_increments, attend, lambda pages: (nothing, pages), pages)
 
-    def chunks(self, pages: PackedPages) -> Float[Array, "T H D"] | None:
+    def chunks(self, pages: TokenMajorPages) -> Float[Array, "T H D"] | None:
         """Outputs of the other rows; None if the batch has no room for any."""
         if self.num_tokens == 1:
             return None
@@ -202,7 +202,7 @@ def prepare(q: jax.ShapeDtypeStruct, pages: KVPages, requests: RowArrays) -> Pre
     Raises:
         NotImplementedError: `refusal` does not accept the pages.
     """
-    if (reason := refusal(q, pages)) is not None or not isinstance(pages, PackedPages):
+    if (reason := refusal(q, pages)) is not None or not isinstance(pages, TokenMajorPages):
         raise NotImplementedError(reason)
     return plan_attention(q, pages, requests, blocks_for(q, pages))
 
@@ -211,10 +211,10 @@ def write_and_attend(
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
-    pages: PackedPages,
+    pages: TokenMajorPages,
     prepared: Prepared,
     first_page: Int[Array, ""],
     scores: Scores,
-) -> tuple[Float[Array, "T H D"], PackedPages]:
+) -> tuple[Float[Array, "T H D"], TokenMajorPages]:
     """Call `write_and_attend_tpu` for the layer with pages from `first_page` on."""
     return write_and_attend_tpu(q, k, v, pages, prepared.of_layer(first_page), scores)

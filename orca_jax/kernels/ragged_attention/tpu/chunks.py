@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, SUBLANES, TpuShape
@@ -35,7 +35,7 @@ from orca_jax.kernels.ragged_attention.tpu.walk import Kernel, Part, Refs, Step,
 def attend_chunks(
     shape: TpuShape,
     q: Float[Array, "T H D"],
-    pages: PackedPages,
+    pages: TokenMajorPages,
     prepared: Prepared,
     sinks: Float[Array, " H"] | None = None,
     **options: Any,

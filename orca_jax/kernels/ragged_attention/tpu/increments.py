@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.ragged_attention.tpu.launch import launch
 from orca_jax.kernels.ragged_attention.tpu.plan import Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
@@ -40,13 +40,13 @@ _NONE = -1  # no page
 def attend_increments(
     shape: TpuShape,
     q: Float[Array, "T H D"],
-    pages: PackedPages,
+    pages: TokenMajorPages,
     prepared: Prepared,
     *,
     new: Float[Array, "T W"] | None = None,
     sinks: Float[Array, " H"] | None = None,
     **options: Any,
-) -> tuple[Float[Array, "T H D"], PackedPages]:
+) -> tuple[Float[Array, "T H D"], TokenMajorPages]:
     """Compute the outputs of the increments, and write their new tokens if `new` is given.
 
     Increments are the first rows, and their tokens are the first tokens.

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Int
 
-from orca_jax.kernels.kv_pages import PackedPages
+from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.ragged_attention.tpu.plan import BlockRange, Prepared
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES, TpuShape
 from orca_jax.kernels.ragged_attention.tpu.softmax import TpuSoftmax
@@ -31,7 +31,7 @@ def launch(
     shape: TpuShape,
     blocks: BlockRange,
     q: jax.Array,
-    pages: PackedPages,
+    pages: TokenMajorPages,
     prepared: Prepared,
     *,
     axis: int,
@@ -40,7 +40,7 @@ def launch(
     interpret: Any,
     new: jax.Array | None = None,
     sinks: jax.Array | None = None,
-) -> tuple[jax.Array, PackedPages]:
+) -> tuple[jax.Array, TokenMajorPages]:
     """Run a kernel over a range of query blocks; `q` and the output are cut into blocks along `axis`.
 
     Args:
@@ -104,10 +104,10 @@ def launch(
         name=name,
         interpret=interpret,
     )(*scalars, *arrays)
-    return results[0], pages if new is None else PackedPages(results[1])
+    return results[0], pages if new is None else TokenMajorPages(results[1])
 
 
-def _scratch(shape: TpuShape, pages: PackedPages, sums: tuple[int, ...]) -> dict[str, Any]:
+def _scratch(shape: TpuShape, pages: TokenMajorPages, sums: tuple[int, ...]) -> dict[str, Any]:
     """The scratch memory of a kernel, by role."""
     two, statistics = pltpu.SemaphoreType.DMA((2,)), pltpu.VMEM((*sums[:2], LANES), jnp.float32)
     scratch = {

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-from orca_jax.kernels.kv_pages import PackedPages, RowArrays, num_kv_heads
+from orca_jax.kernels.kv_pages import RowArrays, TokenMajorPages, num_kv_heads
 from orca_jax.kernels.kv_write.pieces import PagePieces, cut
 from orca_jax.kernels.ragged_attention.tpu.blocks import BlockSizes, Heads, choose_blocks
 from orca_jax.kernels.ragged_attention.tpu.shape import LANES
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
 
 def plan_attention(
     q: Float[Array, "T H D"] | jax.ShapeDtypeStruct,
-    pages: PackedPages,
+    pages: TokenMajorPages,
     requests: RowArrays,
     blocks: BlockSizes,
 ) -> Prepared:
@@ -88,7 +88,7 @@ def plan_attention(
     )
 
 
-def blocks_for(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: PackedPages) -> BlockSizes:
+def blocks_for(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: TokenMajorPages) -> BlockSizes:
     """The block sizes for these heads on this machine's TPU. Without a TPU here, the rule decides, not the table."""
     device = jax.devices()[0].device_kind if jax.default_backend() == "tpu" else ""
     kv_heads = num_kv_heads(pages, q.shape[2])

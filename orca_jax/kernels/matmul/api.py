@@ -1,0 +1,76 @@
+"""Products with matrices and scores of tables, plain or quantised: the operations, and the table of their backends.
+
+    blocks  for CPUs, some rows at a time (`blocks.py`)
+    whole   all at once (`whole.py`)
+
+A plain matrix is multiplied by XLA alike on all platforms.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from orca_jax.config import Quantization
+from orca_jax.kernels.backend import Backend, run_backend
+from orca_jax.kernels.matmul.parts import Quantised, dot, precision_of
+
+BACKENDS = (
+    Backend("blocks", "orca_jax.kernels.matmul.blocks", "cpu"),
+    Backend("whole", "orca_jax.kernels.matmul.whole"),
+)
+"""All run on every platform. A module has `multiply`, `scores` of quantised values, and `plain_scores`."""
+
+
+def matmul(x: Float[Array, "*T I"], kernel: Float[Array, "I O"]) -> Float[Array, "*T O"]:
+    """`x @ kernel` in the type of the kernel, with float32 sums; see `precision_of`."""
+    return jnp.matmul(
+        x.astype(kernel.dtype), kernel, precision=precision_of(kernel), preferred_element_type=jnp.float32
+    )
+
+
+def product_of_heads(axes: str, x: Float[Array, "T H I"], kernel: Float[Array, "*any"]) -> Float[Array, "T H O"]:
+    """The product of each head with its own matrix, as in `matmul`; `axes` are those of `jnp.einsum`."""
+    return dot(axes, x.astype(kernel.dtype), kernel)
+
+
+def quantised_matmul(
+    x: Float[Array, "T I"], weight: Quantised, kind: Quantization, dtype: jnp.dtype, splits: int = 1
+) -> Float[Array, "T O"]:
+    """`x` times a quantised matrix: operands in `dtype`, float32 sums, and the scales after the sums.
+
+    Args:
+        x: activations.
+        weight: one matrix.
+        kind: the kind of the matrix.
+        dtype: type of the products' operands.
+        splits: devices over which the inputs are split. Each adds up its own ones, before one sum over all.
+    """
+    inputs = x.astype(dtype)
+    product: Array = run_backend("matmul", BACKENDS, lambda module: module.multiply(inputs, weight, kind, splits))
+    return product
+
+
+def table_scores(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> Float[Array, "B V"]:
+    """Inner product of every hidden vector with every row of a table."""
+    if table.dtype == jnp.float32:
+        return matmul(hidden, table.T)
+    scores: Array = run_backend("table_scores", BACKENDS, lambda module: module.plain_scores(hidden, table))
+    return scores
+
+
+def quantised_scores(
+    hidden: Float[Array, "B E"], table: Quantised, dtype: jnp.dtype, splits: int
+) -> Float[Array, "B V"]:
+    """Inner product of every hidden vector with every row of a table in int8 with a scale for each row.
+
+    Args:
+        hidden: the vectors.
+        table: values [V, E] and scales [V].
+        dtype: type of the products' operands.
+        splits: devices over which the rows are split.
+    """
+    vectors = hidden.astype(dtype)
+    products: jax.Array = run_backend(
+        "quantised_scores", BACKENDS, lambda module: module.scores(vectors, table.values, splits)
+    )
+    return products * table.scale

@@ -1,0 +1,83 @@
+"""Products that convert some rows of a stored matrix at a time: for CPUs.
+
+These rows stay in the caches of the processor. XLA would write the converted matrix to memory at every use otherwise,
+and take ten times as long for a few tokens (docs/quantisation.md).
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Num
+
+from orca_jax.config import Quantization
+from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
+from orca_jax.kernels.matmul.parts import Quantised, dot, group_size, lanes, precision_of
+
+BLOCK = 128  # rows of values that are converted at once
+
+
+def multiply(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int) -> Float[Array, "T O"]:
+    """Convert some rows of the values, multiply, add up, and continue with the next rows."""
+    per_row = 2 if kind == "int4" else 1  # inputs in a row of values
+    values = weight.values.reshape(splits, -1, weight.values.shape[-1])  # [S, J, O]
+    inputs = x.reshape(x.shape[0], splits, -1, per_row).transpose(3, 1, 0, 2)  # [per_row, S, T, J]
+    rows = values.shape[1]
+    size = group_size(x.shape[1], splits) // 2 if kind == "int4" else min(rows, BLOCK)
+
+    scale = weight.scale
+    if kind == "int4":  # [S, G, O]
+        scale = jnp.repeat(scale, rows * splits // size // len(scale), axis=0).reshape(splits, -1, scale.shape[1])
+
+    def block(index: Array | int, size: int) -> Float[Array, "S T O"]:
+        start = index * size
+        converted = _on_cpu(lax.dynamic_slice_in_dim(values, start, size, axis=1), kind, x.dtype)
+        pairs = zip(lax.dynamic_slice_in_dim(inputs, start, size, axis=3), converted, strict=True)
+        total = sum((dot("stj,sjo->sto", *pair) for pair in pairs), start=jnp.float32(0))
+        if kind != "int4":
+            return total
+        return total * lax.dynamic_slice_in_dim(scale, index, 1, axis=1)
+
+    total = jnp.zeros((splits, x.shape[0], values.shape[2]), jnp.float32)
+    total = lax.fori_loop(0, rows // size, lambda index, total: total + block(index, size), total)
+    if rest := rows % size:
+        converted = _on_cpu(values[:, rows - rest :], kind, x.dtype)
+        total += dot("stj,sjo->sto", inputs[0, :, :, rows - rest :], converted[0])
+    return total.sum(axis=0) * _after(weight, kind)
+
+
+def scores(hidden: Float[Array, "B E"], values: Num[Array, "V E"], splits: int) -> Float[Array, "B V"]:
+    """`multiply` for a table with rows in whole blocks, without the scales."""
+    blocks = values.reshape(splits, -1, BLOCK, values.shape[1])
+
+    def block(index: Array, found: Array) -> Array:
+        rows = lax.dynamic_index_in_dim(blocks, index, axis=1, keepdims=False).astype(hidden.dtype)
+        products = dot("sre,be->srb", rows, hidden)
+        return lax.dynamic_update_index_in_dim(found, products, index, axis=1)
+
+    shape = (*blocks.shape[:3], hidden.shape[0])
+    found = lax.fori_loop(0, blocks.shape[1], block, jnp.zeros(shape, jnp.float32))
+    return found.reshape(values.shape[0], -1).T
+
+
+def plain_scores(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> Float[Array, "B V"]:
+    """`hidden @ table.T`. With the table as second operand, XLA:CPU converts all of it to float32."""
+    narrow = hidden.astype(table.dtype)
+    last_axes = (((1,), (1,)), ((), ()))
+    products = lax.dot_general(
+        table, narrow, last_axes, precision=precision_of(table), preferred_element_type=jnp.float32
+    )
+    return products.T
+
+
+def _on_cpu(values: Num[Array, "*any"], kind: Quantization, dtype: jnp.dtype) -> tuple[Float[Array, "*any"], ...]:
+    """The numbers of each lane of stored values, without scales."""
+    if kind == "int4":
+        return tuple(lane.astype(dtype) for lane in lanes(values))
+    if kind == "int8":
+        return (values.astype(dtype),)
+    return (bits_in_16(values).astype(dtype),)
+
+
+def _after(weight: Quantised, kind: Quantization) -> Array:
+    """The factor on the sums over `_on_cpu`."""
+    factors = {"int4": jnp.float32(1), "int8": weight.scale, "fp8": weight.scale * E4M3_IN_16}
+    return factors[kind]

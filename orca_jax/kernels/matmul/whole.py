@@ -1,0 +1,28 @@
+"""Products that convert all values, in the same operation as the product if the compiler joins them."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+from orca_jax.config import Quantization
+from orca_jax.kernels.matmul.api import matmul
+from orca_jax.kernels.matmul.parts import Quantised, dot, lanes
+
+
+def multiply(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int) -> Float[Array, "T O"]:
+    """`x` times the matrix; one device adds up the inputs of all, so that `splits` has no meaning here."""
+    if kind != "int4":
+        return dot("ti,io->to", x, weight.values.astype(x.dtype)) * weight.scale
+    groups = weight.values.reshape(weight.scale.shape[0], -1, weight.values.shape[1])
+    scaled = (lane.astype(jnp.float32) * weight.scale[:, None] for lane in lanes(groups))
+    pairs = ((x[:, lane::2], each.reshape(weight.values.shape)) for lane, each in enumerate(scaled))
+    return sum((dot("ti,io->to", inputs, each.astype(x.dtype)) for inputs, each in pairs), start=jnp.float32(0))
+
+
+def scores(hidden: Float[Array, "B E"], values: Num[Array, "V E"], splits: int) -> Float[Array, "B V"]:
+    """Inner products with the values, without the scales."""
+    return dot("be,ve->bv", hidden, values.astype(hidden.dtype))
+
+
+def plain_scores(hidden: Float[Array, "B E"], table: Float[Array, "V E"]) -> Float[Array, "B V"]:
+    """`hidden @ table.T`."""
+    return matmul(hidden, table.T)
