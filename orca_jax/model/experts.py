@@ -119,10 +119,12 @@ class Experts(nnx.Module):
             choice = choice + self.choice_bias[...].astype(jnp.float32)
         if rules.used_groups < rules.groups:
             choice = _of_best_groups(choice, rules)
-        _, chosen = jax.lax.top_k(choice, self.per_token)
-        weights = jnp.take_along_axis(scores, chosen, axis=1)
+        best, chosen = jax.lax.top_k(choice, self.per_token)
+        weights = best if choice is scores else jnp.take_along_axis(scores, chosen, axis=1)
         if self.is_normalised:
-            weights = weights / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True) + rules.eps, rules.least_sum)
+            total = jnp.sum(weights, axis=1, keepdims=True)
+            total = total + rules.eps if rules.eps else total
+            weights = weights / (jnp.maximum(total, rules.least_sum) if rules.least_sum else total)
         weights = weights if self.factors is None else weights * self.factors[...].astype(jnp.float32)[chosen]
         return chosen, weights if rules.scale == 1 else weights * rules.scale
 
