@@ -152,7 +152,9 @@ def test_the_exit_of_the_interpreter_is_quiet(trace: Path) -> None:
     assert len(lost.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("case", ["full", "closed pipes", "closed files"])
+@pytest.mark.parametrize(
+    "case", ["full", *(pytest.param(case, marks=pytest.mark.slow) for case in ("closed pipes", "closed files"))]
+)
 def test_a_server_serves_without_standard_output(case: str, tmp_path: Path) -> None:
     """With closed files the first sockets would be its standard files."""
     place = tmp_path / "server.sock"

@@ -16,6 +16,7 @@ from orca_jax.config import EngineConfig, SchedulerName
 from orca_jax.engine import Engine
 from orca_jax.request import DEFAULT_URGENCY, RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.chunked import ChunkedScheduler
+from tests.covering import covering
 from tests.model import eight_heads
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
@@ -106,13 +107,14 @@ GPT2, LLAMA = "gpt2-12-heads", "llama-12-heads-3-groups"
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(
-    ("name", "devices"), [(GPT2, 1), slow(GPT2, 2), slow(GPT2, 4), slow(LLAMA, 1), (LLAMA, 2), slow(LLAMA, 4)]
+    ("name", "devices"),
+    [(GPT2, 1), *(slow(*case) for case in ((GPT2, 2), (GPT2, 4), (LLAMA, 1), (LLAMA, 2), (LLAMA, 4)))],
 )
 def test_greedy_tokens_equal_generate(
     name: str, devices: int, scheduler: SchedulerName, program_cache: str, request: pytest.FixtureRequest
 ) -> None:
     """GPT-2 on one device runs the programs that users run; the others show that partitioning changes no token."""
-    for fixture in ["narrow_samplers"] if (name, devices) == (GPT2, 1) else ["few_programs", "quick_compiles"]:
+    for fixture in ["few_programs"] if (name, devices) == (GPT2, 1) else ["few_programs", "quick_compiles"]:
         request.getfixturevalue(fixture)
     jobs, answers = greedy_jobs(name)
     for engine in make_engine(name, program_cache, devices, scheduler):
@@ -147,7 +149,7 @@ def of_eight_heads(
 
 @few
 @quick
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", [slow("orca"), slow("request_level"), "chunked"])
 @pytest.mark.parametrize("devices", [slow(1), slow(2), slow(4), 8])
 def test_eight_devices_and_copies_of_heads(
     of_eight_heads: tuple[Path, list[Job], list[list[int]]], devices: int, scheduler: SchedulerName, program_cache: str
@@ -161,7 +163,7 @@ def test_eight_devices_and_copies_of_heads(
 @few
 @quick
 @pytest.mark.parametrize(
-    "name", [slow("gpt2-25-heads"), "gpt2-untied-sharded", "llama-25-heads", slow("llama-biases-sharded")]
+    "name", [slow("gpt2-25-heads"), slow("gpt2-untied-sharded"), "llama-25-heads", slow("llama-biases-sharded")]
 )
 def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
     jobs, answers = greedy_jobs(name)
@@ -173,8 +175,7 @@ def test_other_shapes_through_the_engine(name: str, program_cache: str) -> None:
 @quick
 @pytest.mark.parametrize(
     ("name", "tensor", "stages"),
-    [(name, 2, 1) for name in ("gemma2", "gpt_neox-parallel")]
-    + [slow("gemma3", 2, 2)]
+    [("gemma2", 2, 1), slow("gpt_neox-parallel", 2, 1), slow("gemma3", 2, 2)]
     + [
         slow(name, 2, 1)
         for name in ("qwen3", "olmo2", "gemma2-untied", "gemma3-one-kv-head", "qwen2-window", "qwen3-mixed-windows")
@@ -197,7 +198,9 @@ def test_families_in_chunks_and_pages_with_prefixes(name: str, tensor: int, stag
 
 @quick
 @pytest.mark.usefixtures("narrow_samplers")
-@pytest.mark.parametrize("settings", [{"max_num_batched_tokens": 4}, {"max_num_batched_tokens": 64}, {"page_size": 32}])
+@pytest.mark.parametrize(
+    "settings", [{"max_num_batched_tokens": 4}, {"max_num_batched_tokens": 64}, slow({"page_size": 32})]
+)
 def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache: str) -> None:
     jobs, answers = greedy_jobs("gpt2-12-heads")
     for engine in make_engine("gpt2-12-heads", program_cache, **settings):
@@ -206,7 +209,7 @@ def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache
 
 @few
 @quick
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [slow(2), 3])
 def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
     jobs, answers = greedy_jobs("llama-12-heads-3-groups")
     for engine in make_engine("llama-12-heads-3-groups", program_cache, n_workers=workers, max_num_seqs=2):
@@ -272,9 +275,7 @@ def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None
 
 @few
 @quick
-@pytest.mark.parametrize("budget", [5, 64])
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("num_pages", [7, 60])
+@pytest.mark.parametrize(("num_pages", "overlap", "budget"), covering(product((7, 60), (False, True), (5, 64))))
 def test_chunks_preemption_prefixes_and_overlap_do_not_matter(
     num_pages: int, overlap: bool, budget: int, program_cache: str
 ) -> None:
@@ -300,7 +301,7 @@ AHEAD = (
 
 @few
 @quick
-@pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), (2, 60), slow(4, 60)])
+@pytest.mark.parametrize(("devices", "num_pages"), [(1, 10), slow(2, 60), slow(4, 60)])
 def test_iterations_submitted_ahead_do_not_matter(devices: int, num_pages: int, program_cache: str) -> None:
     """Greedy and drawn tokens, ends by length and by an id, new members and, with few pages, preemption."""
     greedy, answers = greedy_jobs("gpt2-12-heads")
@@ -367,7 +368,7 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 @pytest.mark.usefixtures("narrow_samplers")
 @pytest.mark.parametrize(
     ("name", "batch_tokens"),
-    [(GPT2, 4), slow(GPT2, 16), slow(LLAMA, 4), (LLAMA, 16), slow("gemma2", 4), slow("gemma2", 16)],
+    [(GPT2, 4), *(slow(*case) for case in ((GPT2, 16), (LLAMA, 4), (LLAMA, 16), ("gemma2", 4), ("gemma2", 16)))],
 )
 def test_log_probabilities_and_penalties_equal_transformers(name: str, batch_tokens: int, program_cache: str) -> None:
     """The scores of the prompt and of the first token, from the reference's logits of every prompt position."""

@@ -128,7 +128,8 @@ def test_states_that_are_not_restored_are_seen(
                 changed[index] = member._replace(state=StateMove(source, move.target))
         return states(changed, segments)
 
-    for engine in make_engine(written(name, tmp_path), program_cache, 1, "chunked"):
+    devices = 2 if name == "lfm3-0" else 1  # the programs of `test_chunks_and_snapshots`
+    for engine in make_engine(written(name, tmp_path), program_cache, devices, "chunked", max_num_batched_tokens=8):
         assert difference(name, engine) <= CLOSE
         monkeypatch.setattr(pack, "_states", wrong)
         assert difference(name, engine, same_tokens=False) > MUTATED

@@ -12,7 +12,7 @@ from orca_jax.cache_spec import one_group
 from orca_jax.request import RequestUpdate, SamplingParams
 from tests.test_same_tokens import REFERENCE, Job, make_engine, run_updates, slow
 
-pytestmark = pytest.mark.usefixtures("compiled_once", "few_programs", "quick_compiles")
+pytestmark = pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 LENGTHS = (40, 170, 97, 180)  # of prompts; the last two begin as the second one does
 COUNT, LONGEST = 24, 256
 

@@ -129,7 +129,11 @@ def test_few_launches_are_candidates_on_a_cpu() -> None:
 @pytest.mark.usefixtures("compiled_when_used", "few_programs", "quick_compiles")
 @pytest.mark.parametrize(
     ("dtype", "multiplies", "pages"),
-    [("bfloat16", True, "bfloat16"), ("bfloat16", False, "float32"), ("float16", True, "float32")],
+    [
+        ("bfloat16", True, "bfloat16"),
+        pytest.param("bfloat16", False, "float32", marks=pytest.mark.slow),
+        pytest.param("float16", True, "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_the_type_of_the_cache_on_a_cpu(
     dtype: DType, multiplies: bool, pages: str, program_cache: str, monkeypatch: pytest.MonkeyPatch

@@ -68,8 +68,8 @@ def test_a_right_kernel_stays(cache: str, caplog: pytest.LogCaptureFixture) -> N
     ("result", "detail"),
     [
         ("wrong", "increments: attention differs from XLA's by 0.5"),
-        ("error", "RuntimeError: no such instruction"),
-        ("hang", "no result after 120 s"),
+        pytest.param("error", "RuntimeError: no such instruction", marks=pytest.mark.slow),
+        pytest.param("hang", "no result after 120 s", marks=pytest.mark.slow),
         ("crash", "SIGSEGV"),
     ],
 )

@@ -65,6 +65,7 @@ def test_a_killed_worker_ends_all_processes() -> None:
     assert any("worker 1" in line and "closed its connection" in line for line in three.server.errors)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_lost_by_its_silence() -> None:
     with hosts(2, f"--control-timeout={TIMEOUT}") as two:
         (worker,) = two.workers
@@ -78,9 +79,9 @@ def test_a_stopped_worker_is_lost_by_its_silence() -> None:
 @pytest.mark.parametrize(
     ("fault", "reason", "status"),
     [
-        (STUCK, "worker 1", ExitStatus.CLUSTER_LOST),
+        pytest.param(STUCK, "worker 1", ExitStatus.CLUSTER_LOST, marks=pytest.mark.slow),
         (DIVERGING, "has diverged", ExitStatus.CLUSTER_LOST),
-        (FAILING, "failed: ValueError", ExitStatus.ENGINE_FAILED),
+        pytest.param(FAILING, "failed: ValueError", ExitStatus.ENGINE_FAILED, marks=pytest.mark.slow),
     ],
     ids=["stuck", "diverging", "failing"],
 )
@@ -100,6 +101,7 @@ def test_the_end_of_the_leaders_engine_ends_the_workers() -> None:
         assert two.statuses() == [ExitStatus.LEADER_LOST]
 
 
+@pytest.mark.slow
 def test_a_stopped_leader_ends_the_workers() -> None:
     with hosts(2, f"--control-timeout={TIMEOUT}") as two:
         two.server.engine().suspend()

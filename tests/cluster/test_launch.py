@@ -54,6 +54,7 @@ def test_a_launch_of_one_process_is_refused(flags: list[str]) -> None:
     assert done.returncode == 2 and "--nnodes" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_benchmark_counts_the_messages() -> None:
     command = [sys.executable, "-m", "lab", "plan_messages", "--rows", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

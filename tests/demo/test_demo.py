@@ -44,7 +44,7 @@ def test_its_parts_agree() -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_it_learnt_that_an_answer_ends(devices: int) -> None:
     decoder = load_decoder(DEMO, dtype="float32", mesh=mesh_of(devices))
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))

@@ -78,9 +78,9 @@ def compiled(model: ModelConfig, devices: int, form: Form, name: ProgramName) ->
 @pytest.mark.parametrize(
     ("model", "devices", "form"),
     [
-        (GPT2, 2, "switched"),
+        pytest.param(GPT2, 2, "switched", marks=pytest.mark.slow),
         (GPT2, 4, "scanned"),
-        (LLAMA, 2, "unrolled"),
+        pytest.param(LLAMA, 2, "unrolled", marks=pytest.mark.slow),
         (LLAMA, 4, "switched"),  # with two copies of each key/value head
         (EXPERTS, 2, "switched"),
         pytest.param(EXPERTS, 4, "scanned", marks=pytest.mark.slow),
@@ -108,7 +108,7 @@ def test_a_copy_of_blocks_is_one_on_each_device(devices: int) -> None:
     assert compiled(LLAMA, devices, "switched", ("copy_blocks", 0)) == []
 
 
-@pytest.mark.parametrize(("name", "devices"), [("plain", 2), ("full", 4)])
+@pytest.mark.parametrize(("name", "devices"), [pytest.param("plain", 2, marks=pytest.mark.slow), ("full", 4)])
 def test_samplers_gather_no_logits(name: str, devices: int) -> None:
     """The largest arrays that shards exchange are the candidates of a window: 256 for each row and device."""
     width = 8

@@ -153,7 +153,8 @@ def test_no_sampler_sorts_the_vocabulary(executor: JaxExecutor) -> None:
 
 
 @late
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
 def test_more_devices_give_the_same_tokens(executor: JaxExecutor, devices: int, program_cache: str) -> None:
     assert generate(make_executor(program_cache, devices), PROMPT, 6) == generate(executor, PROMPT, 6)
 

@@ -208,7 +208,8 @@ def test_scores_are_those_of_generation_however_the_prompt_is_cut(executor: JaxE
 
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
 @pytest.mark.parametrize(
-    ("devices", "buckets"), [(1, (1, 4)), pytest.param(1, (100,), marks=pytest.mark.slow), (4, (4, 8))]
+    ("devices", "buckets"),
+    [(1, (1, 4)), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, (100,)), (4, (4, 8))))],
 )
 def test_scores_depend_on_neither_buckets_nor_devices(
     executor: JaxExecutor,

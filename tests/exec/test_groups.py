@@ -88,8 +88,8 @@ def slow(*values: object) -> Any:
     ("name", "form", "shards", "stages", "attention", "chunk"),
     [
         ("gemma3-one-kv-head", "scanned", 1, 1, "xla", 3),
-        ("gemma3-with-images", "unrolled", 1, 1, "gather", 40),
-        ("gemma2", "switched", 2, 1, "xla", 40),
+        slow("gemma3-with-images", "unrolled", 1, 1, "gather", 40),
+        slow("gemma2", "switched", 2, 1, "xla", 40),
         slow("gemma3-one-kv-head", "scanned", 1, 1, "xla", 40),
         slow("gemma3-with-images", "unrolled", 1, 1, "gather", 3),
         slow("gemma2", "switched", 2, 1, "xla", 3),

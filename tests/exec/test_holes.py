@@ -115,8 +115,8 @@ def allocate_pages(memory: BestFit, model: ModelConfig, config: CacheConfig, wor
 
 @pytest.mark.parametrize(
     ("name", "card", "source", "temporary"),
-    covering([(*case, "files", 0) for case in product(MODELS, CARDS)])
-    + covering([(*case, "random", size) for *case, size in product(MODELS, CARDS, TEMPORARY)]),
+    covering([(*case, "files", 0) for case in product(MODELS, CARDS)], size=1)
+    + covering([(*case, "random", size) for *case, size in product(MODELS, CARDS, TEMPORARY)], size=1),
 )
 def test_the_engine_allocates_its_pages(
     name: str,
@@ -143,7 +143,7 @@ def test_the_engine_allocates_its_pages(
     assert weights is not None, "held until here"
 
 
-@pytest.mark.parametrize(("name", "card", "temporary"), covering(product(MODELS, CARDS, TEMPORARY)))
+@pytest.mark.parametrize(("name", "card", "temporary"), covering(product(MODELS, CARDS, TEMPORARY), size=1))
 def test_the_check_of_a_device_allocates_its_pages(
     name: str,
     card: str,

@@ -22,7 +22,7 @@ PAGE_SIZE, NUM_PAGES = 8, 6
     ("name", "form"),
     [
         ("gemma3-with-images", "scanned"),
-        ("gemma3-with-images", "unrolled"),
+        pytest.param("gemma3-with-images", "unrolled", marks=pytest.mark.slow),
         *(pytest.param("gemma3", form, marks=pytest.mark.slow) for form in ("scanned", "unrolled", "switched")),
         *(pytest.param("gemma2", form, marks=pytest.mark.slow) for form in ("scanned", "unrolled", "switched")),
     ],

@@ -98,7 +98,14 @@ def test_pages_without_values_have_one_array(layout: PageLayout, dtype: PageDTyp
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize(("layout", "views"), [("head_major", True), ("head_major", False), ("token_major", True)])
+@pytest.mark.parametrize(
+    ("layout", "views"),
+    [
+        ("head_major", True),
+        pytest.param("head_major", False, marks=pytest.mark.slow),
+        pytest.param("token_major", True, marks=pytest.mark.slow),
+    ],
+)
 def test_attention_in_chunks_is_that_of_all_tokens(layout: PageLayout, views: bool) -> None:
     cache = cache_of(layout, 40, views=views)
     assert len(cache.num_blocks) == (1 if views else 2) and len(cache.groups) > 2

@@ -161,6 +161,7 @@ def test_batches_on_the_stages_of_figure_8() -> None:
         assert {number for box in busy if box.is_initiation for number in box.requests} == set(range(16))
 
 
+@pytest.mark.slow
 def test_whole_batches_fill_the_pipeline_and_microbatches_do_not() -> None:
     """200 requests; the last ones leave stages idle (`tests/sim/test_executor.py` measures between them)."""
     gain = figure_8(Effort(requests=80))["gain"]["equal"]

@@ -50,6 +50,7 @@ def test_a_digit_that_changed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert rows[0].name in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_planner_picks_the_splits_of_table_1() -> None:
     _, rows = table1.reproduce(Effort(20))
     assert [row.verdict for row in rows] == ["PASS"] * 4

@@ -29,7 +29,7 @@ from tests.model.reference import dense_attention, mesh_of
 from tests.project.source import ROOT
 
 RECORD = ROOT / "tests/fixtures/configs/transformers.json"
-QUICK, ALL = 20, 200  # of each family
+QUICK, ALL = 10, 200  # of each family
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # each operation is a program of its own
 IGNORED = {key for keys in HARMLESS.values() for key in keys}
 

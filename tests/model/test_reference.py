@@ -58,9 +58,9 @@ def test_all_required_cases_exist() -> None:
 
 
 def aspects(case: tuple[str, int]) -> tuple[Hashable, ...]:
-    """Each model on some devices, and each family on every number of them."""
+    """Each model on some devices, each family on one and on several, and every number of them."""
     name, devices = case
-    return name, (read_model_config(REFERENCE / name).family, devices)
+    return name, devices, (read_model_config(REFERENCE / name).family, devices > 1)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,13 @@ def test_unstacked_layers_are_the_same_model(name: str, devices: int, switched: 
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize(("keep", "name"), covering(product((None, (5,), (0, 3, 3)), TWO), size=1))
+@pytest.mark.parametrize(
+    ("keep", "name"),
+    [
+        pytest.param(*case, marks=() if case == ((0, 3, 3), TWO[1]) else pytest.mark.slow)
+        for case in product((None, (5,), (0, 3, 3)), TWO)
+    ],
+)
 def test_a_switch_between_layers_changes_no_bit(name: str, keep: tuple[int, ...] | None) -> None:
     ids = jnp.arange(8, dtype=jnp.int32)
     kept = None if keep is None else jnp.array(keep, jnp.int32)
@@ -109,7 +115,7 @@ def test_a_switch_between_layers_changes_no_bit(name: str, keep: tuple[int, ...]
     np.testing.assert_array_equal(hidden(switched=True), unrolled)
 
 
-@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("name", [pytest.param(TWO[0], marks=pytest.mark.slow), TWO[1]])
 def test_bfloat16_is_near(name: str) -> None:
     decoder = load_decoder(REFERENCE / name, dtype="bfloat16", mesh=mesh_of(2))
     expected = np.load(REFERENCE / name / "expected.npz")

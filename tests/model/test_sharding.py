@@ -61,7 +61,10 @@ def same_values(one: Decoder, other: Decoder) -> bool:
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize(("name", "devices"), [("llama-12-heads-3-groups", 4), ("llama-biases-sharded", 6)])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [pytest.param("llama-12-heads-3-groups", 4, marks=pytest.mark.slow), ("llama-biases-sharded", 6)],
+)
 def test_random_values_do_not_depend_on_the_mesh(name: str, devices: int) -> None:
     """Also if each of two key/value heads is held three times."""
     config = small(name)

@@ -33,7 +33,7 @@ VALUES = (
     *("[]", "[null]", '[""]', "[-1]", "[257]", '["x"]', "[" * 50 + "]" * 50),
     *("{}", '{"a": 1}', '{"5": 1}', '{"257": 1}', '{"5": 101}', '{"5": "x"}'),
 )
-SHARES = 15  # of the values; the default run has one of them
+SHARES = 30  # of the values; the default run has one of them
 ROUTES = {
     "/v1/completions": (completion_parser, {"model": MODEL, "prompt": "x", "max_tokens": 2}),
     "/v1/chat/completions": (

@@ -46,6 +46,7 @@ def dry_run(kind: str, folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, report["parts"]
 
 
+@pytest.mark.slow
 def test_a_failing_part_is_reported_and_the_others_still_run(tmp_path: Path) -> None:
     status, parts = dry_run("gpu", tmp_path, "--parts", "serve:orca,machine", "--model", "nonsense")
     assert status == 1
@@ -159,7 +160,7 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
     [
         ("killed", "exit -9: running case 7"),
         ("cut", "exit -9: running case 7"),
-        ("hanging", "stopped after 3 s, during: running case 7"),
+        pytest.param("hanging", "stopped after 3 s, during: running case 7", marks=pytest.mark.slow),
     ],
 )
 def test_a_part_that_is_stopped_keeps_its_rows(

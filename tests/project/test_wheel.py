@@ -71,17 +71,19 @@ def test_holds_the_demo_model(wheel: Path) -> None:
 
 
 @needs_demo
-def test_generates_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["preset:toy", pytest.param("demo", marks=pytest.mark.slow)])
+def test_generates_outside_the_tree(model: str, wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    program = """
+    settings = {} if model == "preset:toy" else {"tensor_parallel_size": 1, "compile_cache": None}
+    program = f"""
 import orca_jax
 from orca_jax.exec import buckets
 from orca_jax.llm import LLM
 from orca_jax.request import SamplingParams
 
 buckets._MIN_LARGEST_WIDTH, buckets._FINE, buckets._COARSE = 8, (4,), (4,)  # fewer programs to compile
-llm = LLM(model="demo", max_num_seqs=2, max_num_batched_tokens=4, tensor_parallel_size=1, compile_cache=None)
+llm = LLM(model="{model}", max_num_seqs=2, max_num_batched_tokens=4, **{settings})
 (output,) = llm.generate(["Once upon a time"], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
 print(orca_jax.__file__)
 print(len(output.outputs[0].token_ids))

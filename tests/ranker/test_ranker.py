@@ -29,6 +29,7 @@ from orca_jax.sim.toy import TOY_MODEL
 from scripts.length_ranker.export import calibrate, save_scorer, scorer_of
 from scripts.length_ranker.ranker import Ranker, list_mle
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 VOCAB = 20
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -72,7 +73,9 @@ def test_host_and_model_say_the_same() -> None:
     prompts = [random.integers(0, VOCAB, size).tolist() for size in (1, 2, 7, 30)]
     ids, is_token = padded(prompts)
     scorer = scorer_of(ranker, Calibration(np.zeros(1), np.ones(1)))
-    wanted = np.asarray(ranker(jnp.asarray(ids), jnp.asarray(is_token)))
+    wanted = np.asarray(
+        nnx.jit(lambda ranker, *tokens: ranker(*tokens))(ranker, jnp.asarray(ids), jnp.asarray(is_token))
+    )
     assert [scorer.score(prompt) for prompt in prompts] == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-5)
 
 

@@ -206,6 +206,7 @@ def test_signal_with_a_limit_on_patience() -> None:
     assert server.errors == []
 
 
+@pytest.mark.slow
 def test_second_signal_ends_at_once() -> None:
     with running() as server:
         answers: list[httpx.Response] = []
@@ -275,6 +276,7 @@ def test_signal_while_the_engine_loads_and_hangs() -> None:
         assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
 
 
+@pytest.mark.slow
 def test_loading_has_a_limit() -> None:
     with hanging_while_it_loads("--load-timeout", "1") as (process, _):
         out, errors = process.communicate(timeout=60)

@@ -128,7 +128,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("devices", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)), 8])
 def test_every_formula_on_every_mesh(devices: int) -> None:
     """On eight shards each one has a single block of the vocabulary."""
     for start in range(0, len(TABLE), ROWS):
@@ -182,7 +182,7 @@ def draw(logits: NDArray[np.float32], rows: Sequence[Row], wanted: SamplingParam
     return jax.tree.map(lambda part: np.asarray(part)[:count], sampling(devices)(*values))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
 def test_greedy_takes_the_best_of_the_changed_logits(devices: int) -> None:
     logits = some_logits(1, len(TABLE))
     expected = [int(oracle(line[:VOCAB], row).argmax()) for line, row in zip(logits, TABLE, strict=True)]
@@ -203,7 +203,7 @@ def test_draws_follow_the_changed_distribution() -> None:
     assert not observed[40:].any(), "outside the mask"
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
 def test_without_extras_the_full_sampler_draws_as_the_plain_one(devices: int) -> None:
     """Also with a full mask, and beside other rows with any settings."""
     logits = some_logits(3, 16)

@@ -12,6 +12,7 @@ from orca_jax.exec.sampling.draw import SamplingParameters, sample
 from orca_jax.exec.sampling.programs import draws_layout, kind_of_draws
 from orca_jax.model.load import tensor_mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 DRAWS = 8192
 
 

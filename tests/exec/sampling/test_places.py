@@ -13,6 +13,7 @@ from orca_jax.exec.sampling.programs import draws_layout, extras_layout, make_fu
 from orca_jax.model.layers import Table
 from orca_jax.model.load import tensor_mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
 PLACES, VOCAB, ROWS = 20, 256, 32
 
 

@@ -1,6 +1,7 @@
 """All implementations of the experts' MLPs on one table of cases, against products of single tokens in float64."""
 
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from orca_jax.kernels.expert_mlp import BACKENDS, ExpertBiases, ExpertKernels, expert_mlp
 from orca_jax.kernels.expert_mlp.blocks import LARGE, SMALL, block_rows
+from tests.covering import covering
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -41,6 +43,7 @@ CASES = (
     Case("bfloat16", 21, 3, 5, dtype="bfloat16"),
 )
 QUICK = ("large blocks", "biases")
+NAMES = [backend.name for backend in BACKENDS]
 UNIT = {"float32": 2e-6, "bfloat16": 2e-2}  # largest difference relative to products in float64
 
 
@@ -76,10 +79,14 @@ def one_by_one(case: Case) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("implementation", [backend.name for backend in BACKENDS])
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
+    ("case", "implementation"),
+    covering(product([case for case in CASES if case.name in QUICK], NAMES), size=1)
+    + [
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in product([case for case in CASES if case.name not in QUICK], NAMES)
+    ],
+    ids=lambda x: x.name if isinstance(x, Case) else x,
 )
 def test_case(case: Case, implementation: str) -> None:
     out = expert_mlp(*inputs(case), activation=gated, implementation=implementation)
@@ -88,7 +95,7 @@ def test_case(case: Case, implementation: str) -> None:
     np.testing.assert_allclose(out, wanted, rtol=0, atol=UNIT[case.dtype] * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("implementation", [backend.name for backend in BACKENDS])
+@pytest.mark.parametrize("implementation", NAMES)
 def test_a_token_with_nan_disturbs_no_other(implementation: str) -> None:
     """Such as padding, whose numbers have no meaning."""
     case = CASES[6]

@@ -20,6 +20,7 @@ from orca_jax.kernels.kv_pages import (
 )
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
+from tests.covering import covering
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # copies and roundings have the same bits
 IMPLEMENTATIONS = ["scatter", "blocks"]
@@ -39,11 +40,14 @@ def new_tokens(case: Case, arrays: Arrays) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("implementation", "case"),
-    [
-        *((way, case) for way in (*IMPLEMENTATIONS, "pages") for case in MIXED),
-        *((way, QUANTISED[0]) for way in ("blocks", "pages")),
-    ],
+    ("case", "implementation"),
+    covering(
+        [
+            *((case, way) for way in (*IMPLEMENTATIONS, "pages") for case in MIXED),
+            *((QUANTISED[0], way) for way in ("blocks", "pages")),
+        ],
+        size=1,
+    ),
     ids=lambda x: x.name if isinstance(x, Case) else x,
 )
 def test_pages_without_values_get_keys_alone(case: Case, implementation: str) -> None:
@@ -94,7 +98,9 @@ def expected_slots(case: Case, arrays: Arrays, new: list[np.ndarray]) -> list[np
 
 
 @pytest.mark.parametrize(
-    ("layout", "implementation", "case"), WRITES, ids=lambda x: x.name if isinstance(x, Case) else x
+    ("layout", "implementation", "case"),
+    covering(WRITES, lambda each: (each[:2], each[2]), size=1),
+    ids=lambda x: x.name if isinstance(x, Case) else x,
 )
 def test_every_token_lands_in_its_slot_and_nothing_else_changes(
     case: Case, implementation: str, layout: PageLayout

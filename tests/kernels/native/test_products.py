@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.kernels import native as api
@@ -37,8 +36,9 @@ def unpacked(packed: jax.Array) -> jax.Array:
     return parts.reshape(rows * each, blocks * size // each)
 
 
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 8), st.sampled_from(DTYPES))
-@settings(deadline=None, max_examples=20)
+@holds_for(
+    20, pairs=st.integers(1, 5), blocks=st.integers(1, 4), width=st.integers(1, 8), dtype=st.sampled_from(DTYPES)
+)
 def test_a_packed_matrix_has_all_numbers(pairs: int, blocks: int, width: int, dtype: str) -> None:
     matrix = numbers((2 * pairs, blocks * width), dtype)
     np.testing.assert_array_equal(unpacked(api.pack(matrix, width)), matrix)

@@ -51,7 +51,7 @@ def test_native_equals_the_reference(case: Case) -> None:
 
 def what_a_write_sees(case: Case) -> tuple[Hashable, ...]:
     chunks, padding = any(count > 1 for count, _ in case.requests), case.padding_tokens > 0
-    return case.dtype, case.head_dim, case.page_size, case.num_heads // case.num_kv_heads, chunks, padding
+    return case.dtype, case.page_size > 100, case.num_heads > case.num_kv_heads, chunks, padding
 
 
 @needs_library

@@ -35,7 +35,9 @@ def stacked(prepared: list[Any]) -> Any:
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("name", ON_CPUS)
+@pytest.mark.parametrize(
+    "name", [name if name == "xla" else pytest.param(name, marks=pytest.mark.slow) for name in ON_CPUS]
+)
 def test_a_traced_group_selects_what_was_prepared(name: str) -> None:
     q, pages, tables = two_tables("head_major")
     device = jax.devices()[0]

@@ -35,7 +35,7 @@ def test_reference_is_attention(case: Case) -> None:
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(
     ("layout", "case"),
-    covering(COMPARED, lambda pair: (pair[0], *aspects(pair[1])), size=1),
+    covering(COMPARED, lambda pair: (pair[0], *meanings(pair[1])), size=1),
     ids=lambda x: x.name if isinstance(x, Case) else x,
 )
 def test_xla_equals_reference(case: Case, layout: PageLayout) -> None:
@@ -193,6 +193,7 @@ def test_no_loop_of_gather_asks_the_host_for_its_length() -> None:
     assert not all("known_trip_count" in line for line in lines(compiled("xla"), "while"))
 
 
+@pytest.mark.usefixtures("quick_compiles")
 def test_a_request_does_not_depend_on_other_requests() -> None:
     """Queries of a request give the same result alone and in a batch."""
     together = Case("together", ((1, 9), (6, 20), (3, 3)))

@@ -52,7 +52,8 @@ def test_window_and_soft_cap() -> None:
 LONG = Case("long chunks", ((1, 70), (60, 140), (20, 45)), 2, 1, padding_tokens=2, padding_rows=1)
 
 
-@pytest.mark.parametrize("window", [None, pytest.param(61, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 61])
 def test_parts_without_masks(window: int | None) -> None:
     check(replace(LONG, sliding_window=window), True, TINY)
 
@@ -70,6 +71,7 @@ def test_transfers_begin_at_the_window(window: int | None, first: list[int]) -> 
     assert [int(rows.num_pages(step)) for step in steps] == [8, 8, 7]
 
 
+@pytest.mark.slow
 def test_layers_with_several_windows_share_a_kernel() -> None:
     attend = jax.jit(lambda a, scores: ragged_attention_tpu(*a, scores, blocks=TINY, interpret=True))
     for window, same in ((61, replace(LONG, sliding_window=61)), (NO_WINDOW, LONG)):

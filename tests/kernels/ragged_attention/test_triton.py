@@ -49,7 +49,9 @@ def check(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("quick_compiles")
-@pytest.mark.parametrize("case", [MIXED, PREFIX, HALF], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [MIXED, PREFIX, pytest.param(HALF, marks=pytest.mark.slow)], ids=lambda case: case.name
+)
 def test_both_phases(case: Case) -> None:
     check(case)
 

@@ -105,7 +105,7 @@ def partly(name: str) -> Kind:
 @pytest.mark.parametrize(
     ("name", "kind", "devices", "form"),
     [
-        ("qwen3", in_stacks, 1, "stacks"),
+        pytest.param("qwen3", in_stacks, 1, "stacks", marks=pytest.mark.slow),
         ("qwen3", mixed, 1, "stacks"),
         pytest.param("qwen3", partly, 1, "stacks", marks=pytest.mark.slow),
         pytest.param("qwen3", Kind.Q8_0, 2, "layers", marks=pytest.mark.slow),

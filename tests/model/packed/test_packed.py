@@ -64,7 +64,7 @@ def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("quantization", [None, "int4"])
+@pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "int4"])
 def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None:
     """One for queries, keys and values, and one for gate and up. The rows of the table are not a product."""
     config = replace(model(), num_layers=1, gated_mlp=True, quantization=quantization)
@@ -76,7 +76,7 @@ def test_a_gated_layer_has_four_calls(quantization: Quantization | None) -> None
 
 
 @needs_library
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_rows_of_a_packed_table(devices: int) -> None:
     """One out of range gets the nearest row."""
     plain, held = random("bfloat16", devices, is_packed=False), random("bfloat16", devices, is_packed=True)
@@ -89,7 +89,8 @@ def test_rows_of_a_packed_table(devices: int) -> None:
 
 @needs_library
 @pytest.mark.parametrize(
-    ("num_layers", "keep"), [(1, (5,)), pytest.param(2, None, marks=pytest.mark.slow), (2, (0, 3, 3))]
+    ("num_layers", "keep"),
+    [*(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, (5,)), (2, None))), (2, (0, 3, 3))],
 )
 def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...] | None) -> None:
     """A loop whose body reads the stack, and a switch between layers with matrices of their own."""
@@ -110,7 +111,7 @@ def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...]
 
 
 @needs_library
-@pytest.mark.parametrize("keep", [None, (4, 1, 0, 0)])
+@pytest.mark.parametrize("keep", [pytest.param(None, marks=pytest.mark.slow), (4, 1, 0, 0)])
 def test_padding_changes_no_bit_of_a_token(keep: tuple[int, ...] | None) -> None:
     """Nor does leaving it out: the results of padding are undefined."""
     decoder = random_decoder(model(), dtype="float32", mesh=mesh_of(1))
@@ -131,7 +132,7 @@ def test_padding_changes_no_bit_of_a_token(keep: tuple[int, ...] | None) -> None
 
 
 @needs_library
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_values_have_the_announced_shapes(devices: int) -> None:
     """Programs are compiled from shapes, while the values are read."""
     values, announced = nnx.state(random("float32", devices, is_packed=True)), shapes(devices, library_of())

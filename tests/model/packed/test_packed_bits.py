@@ -109,7 +109,7 @@ def test_the_rows_of_a_packed_table() -> None:
     np.testing.assert_array_equal(packed(plain, library, 1).unembedding(index), wanted)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_shapes_are_those_of_the_packed_values(kind: Quantization) -> None:
     """Programs are compiled from them before the weights are read."""
     library = library_of()

@@ -157,7 +157,7 @@ def test_log_probabilities_are_those_of_transformers(
     ("name", "form"),
     [
         ("lfm3-2", "switched"),
-        ("minimax-0", "scanned"),
+        slow("minimax-0", "scanned"),
         slow("lfm3-2", "unrolled"),
         *(slow("minimax-0", form) for form in ("unrolled", "switched")),
         slow("minimax-1", "unrolled"),

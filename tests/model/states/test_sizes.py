@@ -51,7 +51,7 @@ def test_devices_hold_what_the_formula_says(name: str, program_cache: str, tmp_p
     assert states == NUM_STATES * sum(layer_bytes(model, "float32")) * model.has_states
 
 
-@pytest.mark.parametrize("name", ["bamba-0", "qwen3_5_text-1"])
+@pytest.mark.parametrize("name", ["bamba-0", pytest.param("qwen3_5_text-1", marks=pytest.mark.slow)])
 def test_the_work_of_layers_with_states_does_not_grow_with_the_context(name: str, tmp_path: Path) -> None:
     """Of a stage that has no attention; with attention it grows."""
     write(name, tmp_path)
