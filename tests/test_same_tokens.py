@@ -335,7 +335,7 @@ EXTRAS = (
 @few
 @quick
 @pytest.mark.parametrize(
-    "engines", [list(zip((1, 2, 1), SCHEDULERS, strict=True)), slow(list(product((1, 2, 4), SCHEDULERS)))], ids=len
+    "engines", [list(zip((1, 1, 1), SCHEDULERS, strict=True)), slow(list(product((1, 2, 4), SCHEDULERS)))], ids=len
 )
 def test_sampling_and_extras_do_not_depend_on_mates_scheduler_or_mesh(
     engines: list[tuple[int, SchedulerName]], program_cache: str

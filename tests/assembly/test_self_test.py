@@ -59,6 +59,7 @@ def outcome_of(body: str, cache: str) -> Outcome:
     return try_implementations(TRIAL, cache, (sys.executable, "-c", PROCESS.format(body=body)))
 
 
+@pytest.mark.slow
 def test_a_right_kernel_stays(cache: str, caplog: pytest.LogCaptureFixture) -> None:
     assert outcome_of(BODIES["ok"], cache) == Outcome((SelfTest("fake", "ok"),), None)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -16,6 +16,7 @@ from orca_jax.batch.input import check_readable, examine, read_lines
 from orca_jax.batch.rows import MAX_CUSTOM_ID, BadLine, Row, RowReader
 from orca_jax.errors import ConfigError
 from tests.project.source import ROOT
+from tests.run.examples import holds_for
 
 READER = RowReader("jsonl", "m", {"max_tokens": 5})
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "x"}}
@@ -79,7 +80,11 @@ def test_what_is_wrong_is_named(text: Any, code: str, param: str | None, custom_
     assert len(bad.message) > 14
 
 
-@given(st.binary(max_size=60) | st.recursive(st.none() | st.text(), lambda x: st.dictionaries(st.text(), x)).map(line))
+@holds_for(
+    100,
+    text=st.binary(max_size=60)
+    | st.recursive(st.none() | st.text(), lambda x: st.dictionaries(st.text(), x)).map(line),
+)
 def test_every_line_is_a_row_or_says_why_not(text: bytes) -> None:
     read = READER.read(1, text)
     assert read.line == 1

@@ -109,6 +109,7 @@ def test_a_stopped_leader_ends_the_workers() -> None:
         assert two.leader_status() == ExitStatus.ENGINE_FAILED, "the front end has noticed it too"
 
 
+@pytest.mark.slow
 def test_the_end_of_the_leaders_front_end_ends_all_processes() -> None:
     with hosts(2, f"--control-timeout={TIMEOUT}") as two:
         engine = two.server.engine()

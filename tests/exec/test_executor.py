@@ -74,7 +74,7 @@ def narrow_executor(program_cache: str) -> JaxExecutor:
     """An executor with programs as users run them, but no samplers wider than a test needs: of 8 rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
-        return make_executor(program_cache)
+        return make_executor(program_cache, buckets=(8,))
 
 
 def plan(*members: Member) -> StepPlan:

@@ -133,6 +133,7 @@ def test_attention_in_chunks_is_that_of_all_tokens(layout: PageLayout, views: bo
         assert np.allclose(hidden[:size], expected[start : start + size], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_view_is_no_copy() -> None:
     """A copy of the pages, or of those of one layer, would show in the temporary memory."""
     cache = cache_of("head_major", 4000, views=True)

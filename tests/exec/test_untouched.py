@@ -27,7 +27,7 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes")
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_taken_at_the_first_use(devices: int) -> None:
     sharding = sharding_over(devices)
     write = jax.jit(lambda x, at: x.at[at].set(1), donate_argnums=0, out_shardings=sharding)
@@ -44,7 +44,7 @@ def test_memory_is_taken_at_the_first_use(devices: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's files about processes")
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_that_is_given_back_has_zeros(devices: int) -> None:
     sharding = sharding_over(devices)
     kept = jax.jit(lambda: jnp.full((64, 8), 3.0), out_shardings=sharding)()

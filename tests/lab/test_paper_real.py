@@ -130,6 +130,7 @@ def test_a_small_figure_10_and_its_page(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.slow
 def test_small_figures_9_and_11(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "measured").mkdir()
     assert main(["paper_real", "fig9", *CLOCK, "--systems", "orca(4)", "--docs", str(tmp_path)]) == 0

@@ -47,6 +47,7 @@ def test_all_rows_of_a_small_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert report[4]["kv_bytes_per_token"] < plain["kv_bytes_per_token"] / 3
 
 
+@pytest.mark.slow
 def test_a_small_product(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["products", "--inputs", "4", "--outputs", "2", "--passes", "1"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -78,7 +78,7 @@ def sampler(table: type[Table], name: str):
     return jax.jit(make(lambda weights: table(weights[0]), PLACES, VOCAB, tensor_mesh(jax.devices()[:1])))
 
 
-@pytest.mark.parametrize("name", ["plain", "full"])
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), "full"])
 def test_places_in_use_have_the_same_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups have 8 places. The last one begins 8 before the end."""
     monkeypatch.setattr(programs, "_GROUP_SCORES", 0)

@@ -138,12 +138,12 @@ def test_a_token_of_a_head_major_page_depends_on_nothing_else() -> None:
     sizes = np.array([1.0, 3.0, 0.1, 0.0, 9.0])[:, None, None]
     k, v = (tokens * sizes for tokens in new_tokens(case, arrays))
     page = arrays.requests.page_table[0, 0]
-    stored = []
+    write, stored = jax.jit(write_kv), []
     for cuts in ((0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)):
         pages: KVPages = jax.tree.map(jnp.asarray, arrays.pages)
         for start, end in pairwise(cuts):
             requests = row_arrays(arrays.requests.page_table, [0], [end - start], [end])
-            pages = write_kv(pages, jnp.asarray(k[start:end]), jnp.asarray(v[start:end]), requests)
+            pages = write(pages, jnp.asarray(k[start:end]), jnp.asarray(v[start:end]), requests)
         stored.append([np.asarray(pool)[page, ..., :5] for pool in jax.tree.leaves(pages)])
     for other in stored[1:]:
         for one, two in zip(stored[0], other, strict=True):

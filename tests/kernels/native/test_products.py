@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from orca_jax.kernels import native as api
 from orca_jax.kernels.native import Library
 from tests.kernels.native.machine import library_of, needs_library
+from tests.run.examples import holds_for
 
 DTYPES = ["float32", "bfloat16"]
 

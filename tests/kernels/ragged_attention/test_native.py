@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import jax
@@ -163,8 +164,7 @@ def odd_arrays(case: Case, values: dict[str, float], token: int) -> Arrays:
 
 @needs_library
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("page_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("soft_cap", [None, 2.0], ids=["plain", "capped"])
+@pytest.mark.parametrize(("page_dtype", "soft_cap"), covering(product(("float32", "bfloat16"), (None, 2.0)), size=1))
 def test_numbers_that_are_not_finite_are_those_of_the_reference(
     kind: str, page_dtype: str, soft_cap: float | None, vectors: str
 ) -> None:

@@ -50,7 +50,9 @@ def check(case: Case) -> None:
 
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(
-    "case", [MIXED, PREFIX, pytest.param(HALF, marks=pytest.mark.slow)], ids=lambda case: case.name
+    "case",
+    [MIXED, *(pytest.param(case, marks=pytest.mark.slow) for case in (PREFIX, HALF))],
+    ids=lambda case: case.name,
 )
 def test_both_phases(case: Case) -> None:
     check(case)

@@ -121,6 +121,7 @@ def least_attained() -> float:
     return total
 
 
+@pytest.mark.slow
 def test_shortest_remaining_time_meets_schrage_and_miller() -> None:
     """Interruptions wait for the end of an iteration, so the mean may differ by one."""
     found = latencies(Srpt)
@@ -128,6 +129,7 @@ def test_shortest_remaining_time_meets_schrage_and_miller() -> None:
     assert not is_in_interval(latencies(Sarathi), schrage_miller(), 1.0), "other orders do not"
 
 
+@pytest.mark.slow
 def test_least_attained_service_meets_its_formula() -> None:
     assert is_in_interval(latencies(lambda: Plas(None)), least_attained(), 1.0)
 

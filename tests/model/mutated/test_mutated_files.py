@@ -94,6 +94,7 @@ def test_no_file_ends_a_process(kind: str, tmp_path: Path, capsys: pytest.Captur
     assert counts.total() == FILES and min(counts["loaded"], counts["refused"]) >= FILES // 50
 
 
+@pytest.mark.slow
 def test_some_damaged_files(tmp_path: Path) -> None:
     """The first files of a fixed seed, for the default run. One process reads those of all kinds."""
     words = [(kind, str(whole_files(kind, tmp_path / kind)), "0", "0", "3", str(SECONDS)) for kind in KINDS]

@@ -52,7 +52,7 @@ def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
 
 @needs_library
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
     decoder = random(dtype, devices, is_packed=True)
     kinds = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(decoder))}
