@@ -51,12 +51,7 @@ BY_HAND = {
         "B6 A2-|B1 A4|B1 A1|B1|A8|A1",
     ),
     "the earliest deadline first": ("deadline", 1, "A d9 1+1, B d7 1+1, C - 1+1, D d1 1+1", "D1|B1|A1|C1"),
-    "without a deadline there are ten minutes": (
-        "deadline",
-        1,
-        "A - 1+1, B d600 1+1, C d598 1+1, D d596 1+1",
-        "D1|A1|C1|B1",
-    ),
+    "no deadline means ten minutes": ("deadline", 1, "A - 1+1, B d600 1+1, C d598 1+1, D d596 1+1", "D1|A1|C1|B1"),
     "the least output first": ("shortest", 1, "A - 1+7, B - 1+1, C - 1+2", "B1|C1|C1|A1|A1|A1|A1|A1|A1|A1"),
     "a token is half a second": (
         "shortest",
@@ -124,9 +119,8 @@ class Watched(Lab):
             running = sorted((r for r in pool if r.row is not None), key=KEYS[name])
             selection = select(pool, kv)
             chosen = [choice.request for choice in selection.choices]
-            newcomers = [request for request in chosen if request.row is None]
             computing = [r.prompt_ids for r in running if self.num_known(r) < len(r.prompt_ids)]
-            for request in newcomers:
+            for request in [request for request in chosen if request.row is None]:
                 while waiting[0] is not request:
                     assert waiting.pop(0).prompt_ids in computing, "a request was overtaken"
                 computing.append(waiting.pop(0).prompt_ids)
@@ -141,8 +135,9 @@ class Watched(Lab):
 
     def num_known(self, request: Request) -> int:
         """The computed tokens without those of iterations in flight: others find these only after the results."""
-        of_all = (member for plan in self.executor.plans for member in plan.members)
-        members = [member for member in of_all if member.request_id == request.request_id]
+        members = [
+            each for plan in self.executor.plans for each in plan.members if each.request_id == request.request_id
+        ]
         return members[-request.in_flight].start if request.in_flight else request.num_computed
 
 
@@ -166,9 +161,9 @@ SIZES = {"max_bs": st.integers(1, 5), "page_size": st.integers(1, 4), "shape": S
 
 @holds_for(600, name=st.sampled_from(sorted(KEYS)), arrivals=PLAIN_ARRIVALS, **SIZES)
 def test_no_request_is_overtaken(name: str, arrivals, max_bs: int, page_size: int, shape: Shape) -> None:
-    """Every newcomer is the first waiting request; the last running one is preempted first; tokens are the same.
+    """Every newcomer is the first waiting request whose prompt no other one computes.
 
-    A request may only be overtaken while another one computes the same prompt.
+    The last running one is preempted first; tokens are the same.
     """
     serve(Watched(name, max_bs, page_size, shape), arrivals)
 
@@ -177,8 +172,8 @@ def test_no_request_is_overtaken(name: str, arrivals, max_bs: int, page_size: in
 def test_a_request_is_overtaken_until_the_prompt_is_known(depth: int, second: str) -> None:
     """B has A's prompt, whose iteration may be in flight when the second one is chosen."""
     lab = Watched("fcfs", 2, 1, ONE._replace(budget=2, depth=depth, reuses_prefixes=True, num_pages=40))
-    for request_id, prompt in (("A", [5, 6]), ("B", [5, 6]), ("C", [1, 2, 3])):
-        lab.engine.add_request(request_id, prompt, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    for request_id, prompt in {"A": [5, 6], "B": [5, 6], "C": [1, 2, 3]}.items():
+        lab.engine.add_request(request_id, prompt, SamplingParams(max_tokens=2))
     lab.run()
     assert lab.batches[:2] == ["A2", second]
 
