@@ -209,10 +209,10 @@ def test_buckets_and_pages_do_not_matter(settings: dict[str, int], program_cache
 
 @few
 @quick
-@pytest.mark.parametrize("workers", [slow(2), 3])
-def test_several_iterations_in_flight(workers: int, program_cache: str) -> None:
-    jobs, answers = greedy_jobs("llama-12-heads-3-groups")
-    for engine in make_engine("llama-12-heads-3-groups", program_cache, n_workers=workers, max_num_seqs=2):
+@pytest.mark.parametrize(("name", "workers"), [(GPT2, 2), slow(LLAMA, 2), slow(LLAMA, 3)])
+def test_several_iterations_in_flight(name: str, workers: int, program_cache: str) -> None:
+    jobs, answers = greedy_jobs(name)
+    for engine in make_engine(name, program_cache, n_workers=workers, max_num_seqs=2):
         late = [Job(job.prompt, job.params, at_step=i) for i, job in enumerate(jobs)]
         assert run(engine, late) == answers
 
@@ -275,19 +275,19 @@ def test_few_slots_and_pages_only_make_requests_wait(program_cache: str) -> None
 
 @few
 @quick
-@pytest.mark.parametrize(("num_pages", "overlap", "budget"), covering(product((7, 60), (False, True), (5, 64))))
+@pytest.mark.parametrize(("num_pages", "overlap", "budget"), covering(product((10, 60), (False, True), (5, 64))))
 def test_chunks_preemption_prefixes_and_overlap_do_not_matter(
     num_pages: int, overlap: bool, budget: int, program_cache: str
 ) -> None:
-    """33 + 12 tokens need 6 pages of 8: with 7 pages, most of the four requests are preempted at some time."""
+    """33 + 12 tokens need 6 pages of 8: with 10 pages, some of the four requests are preempted at some time."""
     jobs, answers = greedy_jobs("gpt2-12-heads")
     late = [Job(job.prompt, job.params, at_step=3 * i) for i, job in enumerate(jobs)]
     settings = {"num_pages": num_pages, "overlap": overlap, "max_num_batched_tokens": budget}
     for engine in make_engine("gpt2-12-heads", program_cache, scheduler="chunked", **settings):
         assert run(engine, jobs) == answers, "cold"
         assert run(engine, late) == answers, "warm: full pages of the prompts are there, if there is room for them"
-        assert num_pages == 7 or not engine.pool.num_preemptions
-        assert num_pages == 7 or engine.pool.num_cache_hits > 0
+        assert (engine.pool.num_preemptions > 0) == (num_pages == 10)
+        assert num_pages == 10 or engine.pool.num_cache_hits > 0
         check_orderings(engine, late, answers)
 
 
@@ -365,10 +365,10 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-@pytest.mark.usefixtures("narrow_samplers")
+@few
 @pytest.mark.parametrize(
     ("name", "batch_tokens"),
-    [(GPT2, 4), *(slow(*case) for case in ((GPT2, 16), (LLAMA, 4), (LLAMA, 16), ("gemma2", 4), ("gemma2", 16)))],
+    [(GPT2, 16), *(slow(*case) for case in ((GPT2, 4), (LLAMA, 4), (LLAMA, 16), ("gemma2", 4), ("gemma2", 16)))],
 )
 def test_log_probabilities_and_penalties_equal_transformers(name: str, batch_tokens: int, program_cache: str) -> None:
     """The scores of the prompt and of the first token, from the reference's logits of every prompt position."""

@@ -19,6 +19,7 @@ from orca_jax.errors import ConfigError
 TOY = ["--model", "preset:toy", "--num-requests", "4", "--max-num-seqs", "2"]
 
 
+@pytest.mark.slow
 def test_iteration_level_needs_fewer_iterations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["request_level", "orca", "chunked --max-num-batched-tokens 64"]
     path = tmp_path / "sweep.svg"

@@ -52,10 +52,15 @@ def tokens_of(served: Hosts, model: str = DEVICE_MODEL, *, cached: int | None = 
 
 
 @pytest.mark.parametrize(
-    "stages", [pytest.param(1, id="tensor"), pytest.param(2, id="pipeline", marks=pytest.mark.slow)]
+    ("stages", "is_lost"),
+    [
+        pytest.param(1, False, id="tensor"),
+        pytest.param(1, True, id="tensor, a loss", marks=pytest.mark.slow),
+        pytest.param(2, True, id="pipeline, a loss", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.usefixtures("few_programs", "quick_compiles", "compiled_when_used")
-def test_two_processes(stages: int, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes(stages: int, is_lost: bool, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share each layer, or have half of the layers each. In a pipeline only the leader has tokens."""
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     expected = tokens_of_one_process(DEVICE_MODEL)
@@ -65,9 +70,10 @@ def test_two_processes(stages: int, cache: str, monkeypatch: pytest.MonkeyPatch)
         assert tokens_of(two) == expected
         # A page, and the beginning of the next one in a copy of its block.
         assert tokens_of(two, cached=len(PROMPT) - 1) == expected
-        lose(two, two.workers[0].kill, **LONG)
-        assert two.leader_status() == ExitStatus.CLUSTER_LOST
-        assert two.statuses() == [-signal.SIGKILL]
+        if is_lost:
+            lose(two, two.workers[0].kill, **LONG)
+            assert two.leader_status() == ExitStatus.CLUSTER_LOST
+            assert two.statuses() == [-signal.SIGKILL]
 
 
 @pytest.mark.slow

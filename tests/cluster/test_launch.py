@@ -33,6 +33,7 @@ def launched(*flags: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.chaos
+@pytest.mark.slow
 def test_a_signal_ends_all_processes() -> None:
     with launched() as process:
         process.terminate()

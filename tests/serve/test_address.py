@@ -21,6 +21,7 @@ from tests.serve.running import running
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
 
+@pytest.mark.slow
 def test_unix_socket(tmp_path: Path) -> None:
     """Only the owner can open the socket, nothing else listens, and the file is removed with the server."""
     path = tmp_path / "server.sock"

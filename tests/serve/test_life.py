@@ -226,6 +226,7 @@ def test_second_signal_ends_at_once() -> None:
     assert server.errors == []
 
 
+@pytest.mark.slow
 def test_signal_without_open_calls() -> None:
     with running() as server:
         assert server.health().status_code == 200  # on a connection that the client keeps

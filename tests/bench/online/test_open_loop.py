@@ -20,6 +20,7 @@ def server() -> Iterator[Server]:
         yield started
 
 
+@pytest.mark.slow
 def test_a_sweep_with_all_outputs(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
