@@ -156,6 +156,7 @@ def quick_compiles() -> Iterator[None]:
     For tests that tokens do not depend on the scheduler or the pages: any correct program will do. Not for tests of
     numbers or memory: these need the programs that users run.
     """
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    from tests.programs import compiled_quickly
+
+    with compiled_quickly():
+        yield

@@ -112,6 +112,16 @@ def compiled_late() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """Compile without most of LLVM's work."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
 def _late_programs(programs: Programs, *_: object) -> dict[ProgramName, _Late]:
     return {name: _Late(lower) for name, lower in programs.lowerings().items()}
 

@@ -14,6 +14,8 @@ from orca_jax.model.load import load_decoder
 from orca_jax.request import SamplingParams, StructuredOutput
 from tests.model.reference import PADDED, logits, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "checkpoints" / "demo"
 PROMPT = "<|user|>Tom has 5 apples and buys 3. How many?<|assistant|>5 + 3 = 8."

@@ -20,6 +20,8 @@ from orca_jax.model.stages import LayerSpan
 from orca_jax.model.transformer import Decoder
 from tests.model.reference import REFERENCE, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 NAME = "gpt2-12-heads"
 
 

@@ -22,6 +22,8 @@ from orca_jax.model.orbax_files import PARAMS
 from tests.model.orbax import UP, Tree, assert_served, nested, refusal, save
 from tests.model.reference import mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("orca_jax"))

@@ -17,6 +17,8 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.model.weight_files import INDEX, SINGLE
 from tests.model.reference import REFERENCE, copy_of, logits, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 GPT2, TIED = "gpt2-25-heads", "llama-25-heads"
 LLAMA, MANY = "llama-12-heads-3-groups", "llama-biases-sharded"
 

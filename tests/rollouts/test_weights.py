@@ -26,6 +26,8 @@ from tests.kernels.native.machine import library_of
 from tests.model.orbax import save
 from tests.model.reference import mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "reference" / "llama-12-heads-3-groups"
 ONE_HEAD = FIXTURES / "reference" / "gemma3-one-kv-head"

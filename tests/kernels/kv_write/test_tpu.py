@@ -14,6 +14,8 @@ from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.ragged_attention.cases import CASES, Case, make_arrays
 from tests.kernels.strictly import strictly
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # interpreted kernels are not the programs that users run
+
 # Increments, then chunks that begin and end anywhere in a page, fill several pages, and begin at any token.
 HARD = Case("pieces", ((1, 9), (2, 17), (5, 21), (40, 43), (3, 3)), 2, 2, 64, 16, padding_tokens=3, padding_rows=2)
 

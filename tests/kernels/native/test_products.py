@@ -11,6 +11,8 @@ from orca_jax.kernels.native import Library
 from tests.kernels.native.machine import library_of, needs_library
 from tests.run.examples import holds_for
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # for all but the library
+
 DTYPES = ["float32", "bfloat16"]
 
 

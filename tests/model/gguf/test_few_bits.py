@@ -31,6 +31,8 @@ from tests.kernels.native.machine import library_of, needs_library
 from tests.model.gguf.test_gguf import write
 from tests.model.reference import REFERENCE, logits, mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
+
 
 def random_blocks(name: str, outputs: int, inputs: int) -> np.ndarray:
     """The bytes of a tensor [O, bytes] with random numbers, scales and minima."""

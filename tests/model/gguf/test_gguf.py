@@ -28,6 +28,8 @@ from orca_jax.model.parameters import flat_parameters
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.text.test_gguf_texts import add_fields
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
+
 ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",

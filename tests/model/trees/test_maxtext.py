@@ -24,6 +24,8 @@ from tests.model.trees.layouts import (
     save_steps,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 LLAMA, LLAMA_31 = "llama-smollm-9-heads", "llama-rope-llama3"
 
 

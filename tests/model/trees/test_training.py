@@ -23,6 +23,8 @@ from tests.model.orbax import refusal
 from tests.model.reference import REFERENCE, logits, mesh_of
 from tests.model.trees.layouts import assert_equals_reference, model_directory, put
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 NAME = "gpt2-12-heads"
 EMBED, HEADS, DIM, LAYERS, VOCAB, CONTEXT = 16, 2, 8, 2, 50, 48
 CONFIG = {"model_type": "gpt2", "n_embd": EMBED, "n_head": HEADS, "n_layer": LAYERS, "vocab_size": VOCAB}

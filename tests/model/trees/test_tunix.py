@@ -16,6 +16,8 @@ from tests.model.orbax import refusal
 from tests.model.reference import mesh_of
 from tests.model.trees.layouts import Tree, assert_equals_reference, model_directory, tunix_tree
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 RECORDED = Path(__file__).parents[2] / "fixtures" / "trees" / "tunix-qwen2-tied"
 
 
