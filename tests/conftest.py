@@ -54,7 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Rewrite assertions in all processes of a run at once."""
+    """Rewrite assertions in all processes of a run at once, and collect no garbage until all modules are imported."""
+    gc.disable()
     worker = getattr(session.config, "workerinput", None)
     if worker is not None and not sys.dont_write_bytecode:
         rewrite_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
@@ -67,6 +68,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 20)
 
 
