@@ -15,7 +15,7 @@ from orca_jax.exec import pack
 from orca_jax.exec.buckets import Segment
 from orca_jax.request import SamplingParams
 from orca_jax.step import Member, StateMove
-from tests.model.states.hybrids import NAMES, NEW, PROMPTS, RECORD, write
+from tests.model.states.hybrids import FIRST, NEW, PROMPTS, RECORD, write
 from tests.project.source import ROOT
 from tests.test_same_tokens import SCHEDULERS, Job, make_engine, run_updates
 
@@ -66,7 +66,7 @@ def written(name: str, folder: Path) -> str:
     [
         ("lfm3-0", 2, 1, {}),
         slow("minimax-2", 1, 2, {}),
-        *(slow(name, 1, 1, {}) for name in NAMES),
+        *(slow(name, 1, 1, {}) for name in FIRST),
         *(slow(name, 2, 2, {}) for name in ("lfm3-2", "minimax-0")),
         *(slow(name, 1, 1, {"overlap": False}) for name in ("lfm3-1", "minimax-1")),
         *(slow(name, 1, 1, {"check_in_interval": 3}) for name in ("lfm3-1", "minimax-1")),

@@ -25,7 +25,7 @@ from orca_jax.model.stages import LayerSpan, spans
 from orca_jax.model.transformer import Decoder
 from tests.model.recorded.test_recorded import changes_of
 from tests.model.reference import mesh_of
-from tests.model.states.hybrids import NAMES, PROMPTS, RECORD, write
+from tests.model.states.hybrids import FIRST, NAMES, PROMPTS, RECORD, write
 from tests.model.states.server import Server, run_one
 from tests.project.source import ROOT
 
@@ -40,7 +40,10 @@ SLOW_PARTS = (
 )
 WITH_SNAPSHOTS = ("lfm3-0", "minimax-2")
 DEFAULT = set(QUICK) - {"qwen3_5_text-1"}  # its layers are nearly those of qwen3_next
-ALL = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in NAMES]
+ALL, SOME = (
+    [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in names]
+    for names in (NAMES, FIRST)
+)
 
 # Tokens of each request in each launch, until all prompts and their answers are done.
 LAUNCHES = (
@@ -179,7 +182,7 @@ def test_stages(name: str, number: int, base: Path) -> None:
     check(name, Server(stages, mesh_of(1)))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SOME)
 def test_a_layer_left_out_is_seen(name: str, base: Path) -> None:
     """Every mixer and every MLP: without its last matrix its layer changes nothing, or adds nothing."""
     server = fresh(name, base)

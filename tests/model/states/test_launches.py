@@ -26,7 +26,7 @@ from orca_jax.model.sharding import on_shards
 from orca_jax.model.stages import spans
 from orca_jax.step import Member, StateMove, StepPlan
 from tests.exec.test_groups import PAGE_SIZE, ROWS, Host
-from tests.model.states.hybrids import NAMES, PROMPTS, RECORD, config_of, write
+from tests.model.states.hybrids import FIRST, PROMPTS, RECORD, config_of, write
 from tests.project.source import ROOT
 from tests.sampling import GREEDY
 
@@ -135,7 +135,7 @@ def slow(*values: object) -> Any:
         slow("minimax-2", "unrolled", 1, 2),
         slow("minimax-0", "scanned", 2, 1),
         slow("lfm3-2", "scanned", 1, 1),
-        *(slow(name, "switched", 1, 1) for name in NAMES),
+        *(slow(name, "switched", 1, 1) for name in FIRST),
         *(slow(name, "switched", 2, 2) for name in ("lfm3-1", "lfm3-3", "minimax-1", "youtu-0", "youtu-1", "bamba-1")),
         slow("youtu-0", "scanned", 2, 1),
         *(
