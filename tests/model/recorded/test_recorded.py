@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from orca_jax.config import ModelConfig
 from orca_jax.layer_config import GateClamp
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.families.base import JoinedPart
@@ -93,6 +94,8 @@ def changes_of(value: Any, changes: dict[str, Any]) -> dict[str, Any]:
         ("cohere2_vision", {"logit_scale": 0.0625}),
         pytest.param("flint", {"rope_pattern": (True,)}, marks=pytest.mark.slow),
         pytest.param("flint", {"experts": {"router": {"scores": "softmax"}}}, marks=pytest.mark.slow),
+        pytest.param("flint", {"sliding_window": None}, marks=pytest.mark.slow),
+        pytest.param("flint", {"window_pattern": (True,)}, marks=pytest.mark.slow),
         pytest.param("mellum", {"windowed_rope": None}, marks=pytest.mark.slow),
         pytest.param("llama4_text", {"rope": {"unit_eps": 0.0}}, marks=pytest.mark.slow),
         pytest.param("llama4_text", {"rope_pattern": (True,)}, marks=pytest.mark.slow),
@@ -126,6 +129,15 @@ def test_without_another_order_of_columns_the_results_differ(tmp_path: Path, mon
     monkeypatch.setattr(JoinedPart, "column", lambda self, number: number)
     model = recorded("ernie4_5")[0]
     assert difference(model, decoder_of(model, tmp_path)) > MUTATED
+
+
+@pytest.mark.slow
+def test_with_the_keys_of_another_layer_the_results_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = recorded("gemma4_text")[4]
+    decoder = decoder_of(model, tmp_path)
+    assert [decoder.config.layer_of_pages(layer) for layer in range(6)] == [0, 1, 2, 3, 2, 3]
+    monkeypatch.setattr(ModelConfig, "layer_of_pages", lambda self, layer: layer % 2)
+    assert difference(model, decoder) > MUTATED
 
 
 @pytest.mark.parametrize(

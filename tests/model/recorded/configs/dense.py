@@ -267,6 +267,8 @@ def gemma4_text(draw: Random, number: int) -> Config:
     config |= {"layer_types": [SLIDING, FULL, SLIDING, FULL], "sliding_window": 5, "global_head_dim": 12}
     positions = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": theta(draw)}
     config |= {"rope_parameters": {FULL: positions, SLIDING: {"rope_type": "default", "rope_theta": theta(draw)}}}
+    if number == 4:  # layers with the same heads as the shared ones before the last of them
+        config |= {"num_hidden_layers": 6, "layer_types": [SLIDING, FULL] * 3}
     if number % 2 == 0:
         return config | {
             "num_kv_shared_layers": 2,
