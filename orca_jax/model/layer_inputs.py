@@ -16,7 +16,7 @@ class InputsOfLayers(nnx.Module):
     def __init__(self, make: Maker, config: ModelConfig, sizes: LayerInputs) -> None:
         self.width, self.scale = sizes.width, config.embed_dim**-0.5
         whole = config.num_layers * sizes.width
-        self.table = Table(make, sizes.vocab_size, whole, "positions")
+        self.table = Table(make, sizes.vocab_size, whole, "ids")
         self.table_scale = float(np.float32(sizes.width**0.5).astype(make.dtype))
         self.projection = Linear(make, (config.embed_dim, whole), ("embed", "latent"), bias=False)
         self.norm = Norm(make, config, sizes.width, "head_dim")

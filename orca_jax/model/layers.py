@@ -148,7 +148,7 @@ class Maker:
             return values if used == rows else jnp.where(jnp.arange(rows)[:, None] < used, values, 0)
 
         axes = (axis, "embed")
-        if self.storage.kind is None or axis != "vocab":
+        if self.storage.kind is None or axis == "positions":
             return nnx.Param(self._layer_by_layer((rows, width), 0.02, padded), axes=axes)
         parts = self._layer_by_layer((rows, width), 0.02, lambda values: quantise_rows(padded(values)))
         return QuantisedTable(parts, axes, self.dtype, self._splits(axis))

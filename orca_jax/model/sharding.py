@@ -16,6 +16,7 @@ VOCAB_BLOCK = 128  # each shard has whole blocks of the vocabulary: matrix produ
 MESH_AXES: Mapping[str, str | None] = {
     "layers": None,
     "positions": None,
+    "ids": None,  # of tokens, in tables that each device has a whole copy of
     "embed": None,
     "heads": TENSOR_AXIS,  # query heads times head dim
     "kv_heads": TENSOR_AXIS,  # key/value heads times head dim

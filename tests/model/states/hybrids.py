@@ -6,7 +6,8 @@ directories there, and records the results of transformers for them.
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,9 +33,22 @@ _WRAPPERS = {
     "kimi_k25": ("deepseek_v3", "language_model.model.", "language_model."),
 }  # of images: the family of texts, and the prefixes of its tensors and of its head
 _SIZES_OF_IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-NAMES = tuple(
-    f"{family}-{number}" for family in (*_TEXTS, *_WRAPPERS) for number in range(1 if family in _WRAPPERS else 12)
-)
+_SENSITIVE = {
+    "bamba": (4, 5, 6),
+    "lfm2_moe": (3,),
+    "qwen3_5_moe_text": (2, 4, 7, 8, 9, 10),
+    "qwen3_5_text": (2, 7, 11, 14),
+    "qwen3_next": (5, 11, 12, 14, 15),
+}  # numbers of models whose log probabilities change by more than 1e-5 with the rounding of weights, after each prompt
+
+
+def _numbers(family: str) -> Iterator[int]:
+    """The numbers of a family's models."""
+    used = (number for number in count() if number not in _SENSITIVE.get(family, ()))
+    return islice(used, 1 if family in _WRAPPERS else 12)
+
+
+NAMES = tuple(f"{family}-{number}" for family in (*_TEXTS, *_WRAPPERS) for number in _numbers(family))
 FIRST = tuple(name for name in NAMES if int(name.rpartition("-")[2]) < 3)
 RECORD = Path("tests/fixtures/hybrids.npz")
 PROMPTS, NEW, VOCAB = (29, 9, 1), 8, 53  # tokens of the prompts, generated tokens of each
