@@ -3,7 +3,7 @@
 The last two have experts chosen by sigmoid scores, DeepSeek V2 by the most probable ones. First layers have none.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
 from orca_jax.model.families.experts import HARMLESS
 from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, dense_layers_first, grouped_experts, mixture_weights
+from orca_jax.model.families.sizes import SIZES
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 
 _KEYS = llama.KEYS | {
@@ -29,28 +30,13 @@ _ROPE = rope.RopeRules(kinds=("default", "yarn"))
 
 def youtu_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Youtu; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_attention_heads": 16,
-        "max_position_embeddings": 131072,
-    }
-    config = read_latents(hf, "youtu", defaults)
+    config = read_latents(hf, "youtu")
     return replace(config, tied_embeddings=get_bool(hf, "tie_word_embeddings", True))
 
 
 def deepseek_v3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of DeepSeek V3; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "max_position_embeddings": 4096,
-    }
-    config = read_latents(hf, "deepseek_v3", defaults)
+    config = read_latents(hf, "deepseek_v3")
     num_dense = get_count(hf, "first_k_dense_replace", 3)
     others = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
     return replace(config, **grouped_experts(hf, config, (256, 8, 2048), num_dense=num_dense, others=others))
@@ -58,18 +44,7 @@ def deepseek_v3_from_hf(hf: HfConfig) -> ModelConfig:
 
 def glm4_moe_lite_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of GLM-4.7-Flash; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 154880,
-        "hidden_size": 2048,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 47,
-        "num_attention_heads": 20,
-        "max_position_embeddings": 202752,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 192,
-        "v_head_dim": 256,
-    }
-    config = read_latents(hf, "glm4_moe_lite", defaults, norm_eps=1e-5)
+    config = read_latents(hf, "glm4_moe_lite", (768, 192, 256), norm_eps=1e-5)
     num_dense = dense_layers_first(hf, config.num_layers, 1)
     others = {"routed_scaling_factor": 1.8}
     return replace(config, **grouped_experts(hf, config, (64, 4, 1536), num_dense=num_dense, others=others))
@@ -77,8 +52,7 @@ def glm4_moe_lite_from_hf(hf: HfConfig) -> ModelConfig:
 
 def deepseek_v2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of DeepSeek V2; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {"vocab_size": 102400, "intermediate_size": 11008, "max_position_embeddings": 2048}
-    config = read_latents(hf, "deepseek_v2", defaults)
+    config = read_latents(hf, "deepseek_v2")
     method = hf.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy"):
         raise refusal("topk_method", "must be greedy or group_limited_greedy", method)
@@ -94,27 +68,28 @@ def deepseek_v2_from_hf(hf: HfConfig) -> ModelConfig:
     return replace(config, **found | {"experts": replace(experts, router=router, is_normalised=False)})
 
 
-def read_latents(hf: HfConfig, family: str, defaults: Mapping[str, int], *, norm_eps: float = 1e-6) -> ModelConfig:
+def read_latents(
+    hf: HfConfig, family: str, defaults: tuple[int, int, int] = (1536, 128, 128), *, norm_eps: float = 1e-6
+) -> ModelConfig:
     """Read the keys of a model with latent attention, beside those of its MLPs.
 
     Args:
         hf: the configuration.
         family: name of the family.
-        defaults: those of `llama.read_shape`, and of sizes of latents that differ from DeepSeek-V3's.
+        defaults: those of `q_lora_rank`, `qk_nope_head_dim` and `v_head_dim`.
         norm_eps: default of `rms_norm_eps`.
 
     Raises:
         ConfigError: as in `llama.config_from_hf`.
     """
     rotated = get_int(hf, "qk_rope_head_dim", 64)
-    sizes = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128, "head_dim": rotated}
-    defaults = {**sizes, **defaults}
-    config = llama.read_shape(hf, family, defaults, norm_eps=norm_eps, rules=_ROPE)
+    sizes = {**SIZES[family], "head_dim": rotated}
+    config = llama.read_shape(hf, family, defaults=sizes, norm_eps=norm_eps, rules=_ROPE)
     if config.head_dim != rotated:
         raise refusal("head_dim", f"must be qk_rope_head_dim {rotated}", config.head_dim)
     if config.num_kv_heads != config.num_heads:
         raise refusal("num_key_value_heads", f"must be num_attention_heads {config.num_heads}", config.num_kv_heads)
-    head_dim = get_int(hf, "qk_nope_head_dim", defaults["qk_nope_head_dim"]) + rotated
+    head_dim = get_int(hf, "qk_nope_head_dim", defaults[1]) + rotated
     positions = config.rope
     assert positions is not None, "read_shape reads them"
     scale = head_dim**-0.5
@@ -122,10 +97,10 @@ def read_latents(hf: HfConfig, family: str, defaults: Mapping[str, int], *, norm
         scale *= positions.yarn_magnitude(positions.mscale_all_dim) ** 2
     has_query_rank = "q_lora_rank" not in hf or hf["q_lora_rank"] is not None
     latent = LatentConfig(
-        rank=get_int(hf, "kv_lora_rank", defaults["kv_lora_rank"]),
+        rank=get_int(hf, "kv_lora_rank", 512),
         rotated_dim=rotated,
-        value_dim=get_int(hf, "v_head_dim", defaults["v_head_dim"]),
-        query_rank=get_int(hf, "q_lora_rank", defaults["q_lora_rank"]) if has_query_rank else None,
+        value_dim=get_int(hf, "v_head_dim", defaults[2]),
+        query_rank=get_int(hf, "q_lora_rank", defaults[0]) if has_query_rank else None,
         is_interleaved=get_bool(hf, "rope_interleave", True),
     )
     return replace(

@@ -15,16 +15,6 @@ from orca_jax.model.families.keys import check_keys
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, get_optional_float, refusal
 from orca_jax.model.families.windows import windows_of_gemma
 
-_DEFAULTS = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-}
 _KEYS = (llama.KEYS - {"hidden_act"}) | {
     "attention_bias",
     "final_logit_softcapping",
@@ -42,15 +32,7 @@ _LOCAL = rope.RopeRules(theta_key="rope_local_base_freq", part="sliding_attentio
 
 def gemma_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Gemma 1; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        **_DEFAULTS,
-        "hidden_size": 3072,
-        "intermediate_size": 24576,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-    }
-    config = llama.read_shape(hf, "gemma", defaults, activation=("hidden_act", "gelu_pytorch_tanh"))
+    config = llama.read_shape(hf, "gemma", activation=("hidden_act", "gelu_pytorch_tanh"))
     return replace(
         config,
         **llama.attention_biases(hf),
@@ -75,7 +57,7 @@ def vaultgemma_weights(config: ModelConfig) -> tuple[Weight, ...]:
 
 def gemma2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Gemma 2; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = _read_shape(hf, "gemma2", _DEFAULTS, rope.WHOLE_HEADS)
+    config = _read_shape(hf, "gemma2", rope.WHOLE_HEADS)
     return replace(
         config,
         attention_soft_cap=_cap(hf, "attn_logit_softcapping", 50.0),
@@ -86,8 +68,7 @@ def gemma2_from_hf(hf: HfConfig) -> ModelConfig:
 
 def gemma3_text_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Gemma 3 for texts; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {**_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072}
-    config = _read_shape(hf, "gemma3_text", defaults, _GLOBAL)
+    config = _read_shape(hf, "gemma3_text", _GLOBAL)
     local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, _LOCAL)
     period = get_int(hf, "sliding_window_pattern", 6)
     return replace(
@@ -132,10 +113,10 @@ def gemma3_weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
 
 
-def _read_shape(hf: HfConfig, family: str, defaults: dict[str, int], rules: rope.RopeRules) -> ModelConfig:
+def _read_shape(hf: HfConfig, family: str, rules: rope.RopeRules) -> ModelConfig:
     """Read the keys `_KEYS`, but not those of windows and caps."""
     activation = "hidden_activation", "gelu_pytorch_tanh"
-    config = llama.read_shape(hf, family, defaults, activation=activation, rules=rules)
+    config = llama.read_shape(hf, family, activation=activation, rules=rules)
     return replace(
         config,
         **llama.attention_biases(hf),

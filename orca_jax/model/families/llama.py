@@ -7,7 +7,7 @@ from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.families import rope
+from orca_jax.model.families import rope, sizes
 from orca_jax.model.families.base import Family, Weight, head, linear
 from orca_jax.model.families.values import (
     HfConfig,
@@ -20,22 +20,7 @@ from orca_jax.model.families.values import (
     token_ids,
 )
 
-KEYS = frozenset(
-    {
-        "head_dim",
-        "hidden_act",
-        "hidden_size",
-        "intermediate_size",
-        "max_position_embeddings",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "partial_rotary_factor",
-        "rms_norm_eps",
-        "vocab_size",
-        *rope.KEYS,
-    }
-)
+KEYS = frozenset({*sizes.KEYS, *rope.KEYS, "hidden_act", "partial_rotary_factor", "rms_norm_eps"})
 """The keys read by `read_shape`."""
 
 _NORMS: Mapping[str, Mapping[str, str]] = {
@@ -59,8 +44,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     Raises:
         ConfigError: the decoder does not support an option, or a value is invalid. The error names the key.
     """
-    defaults = {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}
-    config = read_shape(hf, "llama", defaults)
+    config = read_shape(hf, "llama")
     return replace(config, **attention_biases(hf), mlp_bias=get_bool(hf, "mlp_bias", False))
 
 
@@ -73,8 +57,8 @@ def attention_biases(hf: HfConfig) -> dict[str, Any]:
 def read_shape(
     hf: HfConfig,
     family: str,
-    defaults: Mapping[str, int],
     *,
+    defaults: Mapping[str, int] | None = None,
     norm_eps: float = 1e-6,
     norm_key: str = "rms_norm_eps",
     activation: tuple[str, str] = ("hidden_act", "silu"),
@@ -85,8 +69,7 @@ def read_shape(
     Args:
         hf: the configuration.
         family: name of the family.
-        defaults: defaults of `vocab_size`, `intermediate_size` and `max_position_embeddings`, of `num_key_value_heads`
-            and `head_dim` if they do not follow from the other sizes, and of sizes that differ from Llama's.
+        defaults: defaults of the sizes; None for those of `SIZES`.
         norm_eps: default of `norm_key`.
         norm_key: the key of the number in norms.
         activation: the key of the activation, and its default.
@@ -95,7 +78,8 @@ def read_shape(
     Raises:
         ConfigError: as in `config_from_hf`.
     """
-    defaults = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, **defaults}
+    own = sizes.SIZES.get(family, {}) if defaults is None else defaults
+    defaults = {**sizes.SIZES["llama"], **own}
     embed = get_int(hf, "hidden_size", defaults["hidden_size"])
     heads = get_int(hf, "num_attention_heads", defaults["num_attention_heads"])
     groups = heads if "num_key_value_heads" in hf else defaults.get("num_key_value_heads", heads)  # null: as heads

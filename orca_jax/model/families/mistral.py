@@ -11,13 +11,6 @@ from orca_jax.model.families.base import Family
 from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import window_of_all, windows_of_pattern
 
-_DEFAULTS = {
-    "vocab_size": 32000,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 4096 * 32,
-    "num_key_value_heads": 8,
-}
-
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -36,13 +29,13 @@ _TEMPERED = rope.RopeRules(
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Mistral; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "mistral", _DEFAULTS)
+    config = llama.read_shape(hf, "mistral")
     return replace(config, sliding_window=window_of_all(hf, 4096, config.max_positions))
 
 
 def ministral_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Ministral; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "ministral", _DEFAULTS)
+    config = llama.read_shape(hf, "ministral")
     pattern = (hf.get("sliding_window", 4096) is not None,)
     windows = windows_of_pattern(hf, config.num_layers, config.max_positions, pattern)
     return replace(config, **windows._asdict())
@@ -50,8 +43,7 @@ def ministral_from_hf(hf: HfConfig) -> ModelConfig:
 
 def ministral3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Ministral 3; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {**_DEFAULTS, "vocab_size": 131072, "max_position_embeddings": 262144, "head_dim": 128}
-    config = llama.read_shape(hf, "ministral3", defaults, norm_eps=1e-5, rules=_TEMPERED)
+    config = llama.read_shape(hf, "ministral3", norm_eps=1e-5, rules=_TEMPERED)
     return replace(config, sliding_window=window_of_all(hf, None, config.max_positions))
 
 

@@ -12,13 +12,7 @@ from orca_jax.model.families.windows import window_of_all
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Mixtral; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 32000,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 4096 * 32,
-        "num_key_value_heads": 8,
-    }
-    config = llama.read_shape(hf, "mixtral", defaults, norm_eps=1e-5, rules=RopeRules(theta=1e6))
+    config = llama.read_shape(hf, "mixtral", norm_eps=1e-5, rules=RopeRules(theta=1e6))
     return replace(
         config,
         sliding_window=window_of_all(hf, None, config.max_positions),

@@ -19,15 +19,13 @@ _LOCAL = rope.RopeRules(theta_key=None, theta=5e5, part="sliding_attention")
 
 def olmo2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of OLMo 2; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {"vocab_size": 50304, "intermediate_size": 11008, "max_position_embeddings": 2048}
-    config = llama.read_shape(hf, "olmo2", defaults, norm_eps=1e-5)
+    config = llama.read_shape(hf, "olmo2", norm_eps=1e-5)
     return replace(config, **llama.attention_biases(hf), qk_norm="all", residual="post_norm")
 
 
 def olmo3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of OLMo 3; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {"vocab_size": 50304, "intermediate_size": 11008, "max_position_embeddings": 2048}
-    config = llama.read_shape(hf, "olmo3", defaults, norm_eps=1e-5, rules=_GLOBAL)
+    config = llama.read_shape(hf, "olmo3", norm_eps=1e-5, rules=_GLOBAL)
     local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, _LOCAL)
     return replace(
         config,
@@ -41,15 +39,7 @@ def olmo3_from_hf(hf: HfConfig) -> ModelConfig:
 
 def olmoe_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of OLMoE; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 50304,
-        "intermediate_size": 2048,
-        "max_position_embeddings": 4096,
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-    }
-    config = llama.read_shape(hf, "olmoe", defaults, norm_eps=1e-5)
+    config = llama.read_shape(hf, "olmoe", norm_eps=1e-5)
     return replace(
         config,
         **llama.attention_biases(hf),
@@ -60,8 +50,7 @@ def olmoe_from_hf(hf: HfConfig) -> ModelConfig:
 
 def flex_olmo_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of FlexOlmo; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {"vocab_size": 100352, "intermediate_size": 11008, "max_position_embeddings": 4096}
-    config = llama.read_shape(hf, "flex_olmo", defaults, rules=rope.RopeRules(theta=5e5))
+    config = llama.read_shape(hf, "flex_olmo", rules=rope.RopeRules(theta=5e5))
     return replace(
         config,
         **llama.attention_biases(hf),

@@ -14,8 +14,7 @@ _ROPE = RopeRules(share=1.0, original=4096, renamed={"su": "longrope"}, kinds=("
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Phi-3; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {"vocab_size": 32064, "intermediate_size": 8192, "max_position_embeddings": 4096, "hidden_size": 3072}
-    config = llama.read_shape(hf, "phi3", defaults, norm_eps=1e-5, rules=_ROPE)
+    config = llama.read_shape(hf, "phi3", norm_eps=1e-5, rules=_ROPE)
     return replace(config, sliding_window=window_of_all(hf, None, config.max_positions))
 
 

@@ -8,24 +8,17 @@ from orca_jax.model.families.base import Family
 from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import QWEN_KEYS, windows_of_qwen
 
-_DEFAULTS = {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "max_position_embeddings": 32768,
-    "num_key_value_heads": 32,
-}
-
 
 def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen2; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "qwen2", _DEFAULTS)
+    config = llama.read_shape(hf, "qwen2")
     windows = windows_of_qwen(hf, config.num_layers, config.max_positions)
     return replace(config, attention_bias=True, **windows._asdict())
 
 
 def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen3; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "qwen3", {**_DEFAULTS, "head_dim": 128})
+    config = llama.read_shape(hf, "qwen3")
     windows = windows_of_qwen(hf, config.num_layers, config.max_positions)
     return replace(config, qk_norm="head", **llama.attention_biases(hf), **windows._asdict())
 

@@ -8,15 +8,13 @@ from orca_jax.model.families.base import Family, Weight
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
 from orca_jax.model.families.windows import window_of_all
 
-_DEFAULTS = {"vocab_size": 151936, "max_position_embeddings": 32768, "hidden_size": 2048, "num_hidden_layers": 24}
 _KEYS = frozenset({"moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok"})
 _MOE = "layers.{layer}.mlp"
 
 
 def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen2-MoE; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {**_DEFAULTS, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16}
-    config = llama.read_shape(hf, "qwen2_moe", defaults)
+    config = llama.read_shape(hf, "qwen2_moe")
     kinds = hf.get("layer_types")
     if kinds is not None and kinds != ["full_attention"] * config.num_layers:
         raise refusal("layer_types", f"must be full_attention for each of {config.num_layers} layers", kinds)
@@ -36,8 +34,7 @@ def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
 
 def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen3-MoE; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {**_DEFAULTS, "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4}
-    config = llama.read_shape(hf, "qwen3_moe", defaults)
+    config = llama.read_shape(hf, "qwen3_moe")
     window = window_of_all(hf, 4096, config.max_positions)
     return replace(
         config,

@@ -80,13 +80,6 @@ PHI = near_llama(
     "Phi 1, 1.5 and 2",
     "Phi",
     LlamaShape(
-        {
-            "vocab_size": 51200,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 24,
-            "max_position_embeddings": 2048,
-        },
         1e-5,
         "layer_norm_eps",
         activation="gelu_new",
@@ -101,13 +94,6 @@ _GPTJ = near_llama(
     "GPT-J",
     "GPTJ",
     LlamaShape(
-        {
-            "vocab_size": 50400,
-            "intermediate_size": 16384,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "max_position_embeddings": 2048,
-        },
         1e-5,
         "layer_norm_eps",
         activation="gelu_new",

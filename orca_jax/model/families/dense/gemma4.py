@@ -173,16 +173,6 @@ _NEAR = near_llama(
     "Gemma 4, for texts alone",
     "Gemma4",
     LlamaShape(
-        {
-            "vocab_size": 262144,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 131072,
-        },
         activation="gelu_pytorch_tanh",
         rules=_LOCAL,
         is_tied=True,

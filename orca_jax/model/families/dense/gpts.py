@@ -131,17 +131,8 @@ def biogpt_weights(config: ModelConfig) -> tuple[Weight, ...]:
 
 def starcoder2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of StarCoder 2; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 49152,
-        "hidden_size": 3072,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-    }
     activation = "hidden_act", "gelu_pytorch_tanh"
-    config = llama.read_shape(hf, "starcoder2", defaults, activation=activation, norm_key="norm_epsilon", norm_eps=1e-5)
+    config = llama.read_shape(hf, "starcoder2", activation=activation, norm_key="norm_epsilon", norm_eps=1e-5)
     bias = get_bool(hf, "use_bias", True)
     return replace(
         config,

@@ -12,7 +12,6 @@ from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_float, get_optional_float, refusal
 
 HUNYUAN_SHAPE = LlamaShape(
-    {"vocab_size": 290943, "intermediate_size": 11008, "max_position_embeddings": 2048},
     1e-5,
     rules=RopeRules(notes=frozenset({"alpha"})),
 )

@@ -14,7 +14,6 @@ from orca_jax.model.families.values import HfConfig, get_bool
 class LlamaShape(NamedTuple):
     """The arguments of `llama.read_shape`, and the key and the default of ties between the head and the embedding."""
 
-    defaults: Mapping[str, int]
     norm_eps: float = 1e-6
     norm_key: str = "rms_norm_eps"
     activation: str = "silu"
@@ -51,7 +50,6 @@ def near_llama(
         config = llama.read_shape(
             hf,
             name,
-            shape.defaults,
             norm_eps=shape.norm_eps,
             norm_key=shape.norm_key,
             activation=(shape.activation_key, shape.activation),

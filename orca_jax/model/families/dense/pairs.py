@@ -13,15 +13,7 @@ from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int
 from orca_jax.model.families.windows import windows_of_gemma
 
-_GLM_SIZES = {
-    "vocab_size": 151552,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 131072,
-    "head_dim": 128,
-}
-_GLM_SHAPE = LlamaShape(_GLM_SIZES, 1.5625e-07, rules=RopeRules(share=0.5))
+_GLM_SHAPE = LlamaShape(1.5625e-07, rules=RopeRules(share=0.5))
 _GLM4_NORMS = {
     "attention_norm": "input_layernorm",
     "attention_out_norm": "post_self_attn_layernorm",
@@ -29,14 +21,6 @@ _GLM4_NORMS = {
     "mlp_out_norm": "post_mlp_layernorm",
 }
 _BIAS = frozenset({"attention_bias"})
-_COHERE_SIZES = {
-    "vocab_size": 256000,
-    "hidden_size": 8192,
-    "intermediate_size": 22528,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 8192,
-}
 
 
 def _of_glm(config: ModelConfig, norms: dict[str, str] | None = None) -> tuple[Weight, ...]:
@@ -107,16 +91,6 @@ ERNIE4_5 = near_llama(
     "ERNIE 4.5 0.3B",
     "Ernie4_5",
     LlamaShape(
-        {
-            "vocab_size": 103424,
-            "hidden_size": 1024,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 18,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 131072,
-            "head_dim": 128,
-        },
         1e-5,
         rules=RopeRules(theta=5e5),
         is_tied=True,
@@ -130,16 +104,6 @@ HELIUM = near_llama(
     "Helium 1",
     "Helium",
     LlamaShape(
-        {
-            "vocab_size": 48000,
-            "hidden_size": 2560,
-            "intermediate_size": 7040,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 20,
-            "max_position_embeddings": 4096,
-            "head_dim": 128,
-        },
         1e-8,
         rules=RopeRules(theta=1e5),
     ),
@@ -151,7 +115,7 @@ COHERE = near_llama(
     "cohere",
     "Command R",
     "Cohere",
-    LlamaShape(_COHERE_SIZES, 1e-5, "layer_norm_eps", rules=RopeRules(theta=5e5), is_tied=True),
+    LlamaShape(1e-5, "layer_norm_eps", rules=RopeRules(theta=5e5), is_tied=True),
     _cohere,
     frozenset({"attention_bias", "logit_scale"}),
     _of_cohere,
@@ -161,7 +125,7 @@ COHERE2 = near_llama(
     "cohere2",
     "Command R7B, Command A, Aya Expanse",
     "Cohere2",
-    LlamaShape(_COHERE_SIZES, 1e-5, "layer_norm_eps", is_tied=True),
+    LlamaShape(1e-5, "layer_norm_eps", is_tied=True),
     _cohere2,
     frozenset({"attention_bias", "layer_types", "logit_scale", "sliding_window", "sliding_window_pattern"}),
     _of_cohere,

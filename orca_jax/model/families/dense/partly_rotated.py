@@ -46,15 +46,6 @@ SMOLLM3 = near_llama(
     "SmolLM 3",
     "SmolLM3",
     LlamaShape(
-        {
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-        },
         rules=RopeRules(theta=2e6),
         is_tied=True,
     ),
@@ -67,12 +58,6 @@ EXAONE4 = near_llama(
     "EXAONE 4",
     "Exaone4",
     LlamaShape(
-        {
-            "vocab_size": 102400,
-            "intermediate_size": 16384,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 2048,
-        },
         1e-5,
     ),
     _exaone4,

@@ -10,7 +10,6 @@ from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_optional_float
 
 FACTORS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
-SIZES = {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}
 
 
 def granite_factors(hf: HfConfig) -> dict[str, Any]:
@@ -57,7 +56,7 @@ GRANITE = near_llama(
     "granite",
     "Granite 3",
     "Granite",
-    LlamaShape(SIZES),
+    LlamaShape(),
     lambda hf, config: {**biases(hf), **granite_factors(hf)},
     BIASES | FACTORS,
 )
@@ -65,7 +64,7 @@ HYPERCLOVAX = near_llama(
     "hyperclovax",
     "HyperCLOVA X SEED",
     "HyperCLOVAX",
-    LlamaShape(SIZES),
+    LlamaShape(),
     _hyperclovax,
     BIASES | FACTORS | {"use_post_norm"},
     _hyperclovax_weights,
@@ -75,7 +74,6 @@ ARCEE = near_llama(
     "AFM 4.5B",
     "Arcee",
     LlamaShape(
-        {**SIZES, "hidden_size": 2560, "intermediate_size": 18432, "max_position_embeddings": 4096},
         1e-5,
         activation="relu2",
     ),
@@ -88,13 +86,6 @@ NEMOTRON = near_llama(
     "Nemotron 3 and 4, Minitron",
     "Nemotron",
     LlamaShape(
-        {
-            "vocab_size": 256000,
-            "hidden_size": 6144,
-            "intermediate_size": 24576,
-            "num_attention_heads": 48,
-            "max_position_embeddings": 4096,
-        },
         1e-5,
         "norm_eps",
         "relu2",
@@ -109,13 +100,6 @@ JAIS2 = near_llama(
     "Jais 2",
     "Jais2",
     LlamaShape(
-        {
-            "vocab_size": 150272,
-            "hidden_size": 3328,
-            "intermediate_size": 26624,
-            "num_attention_heads": 26,
-            "max_position_embeddings": 8192,
-        },
         1e-5,
         "layer_norm_eps",
         "relu2",

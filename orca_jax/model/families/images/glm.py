@@ -7,26 +7,11 @@ from orca_jax.model.families.rope import SECTIONS, RopeRules
 from orca_jax.model.families.values import get_bool, get_count
 
 _RENAMED = {"mrope": "default"}
-_SIZES = {
-    "vocab_size": 151552,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-}
-_MOE_SIZES = {
-    "vocab_size": 151424,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 65536,
-}
 GLM4V_TEXT = near_llama(
     "glm4v_text",
     "GLM-4.1V",
     "Glm4vText",
-    LlamaShape(_SIZES, 1e-5, rules=RopeRules(share=1.0, renamed=_RENAMED, notes=SECTIONS)),
+    LlamaShape(1e-5, rules=RopeRules(share=1.0, renamed=_RENAMED, notes=SECTIONS)),
     lambda hf, config: {"attention_bias": True, "residual": "both_norms"},
     weights=GLM4.weights,
 )
@@ -34,7 +19,7 @@ GLM4V_MOE_TEXT = near_llama(
     "glm4v_moe_text",
     "GLM-4.5V",
     "Glm4vMoeText",
-    LlamaShape(_MOE_SIZES, 1e-5, rules=RopeRules(share=0.5, renamed=_RENAMED, notes=SECTIONS)),
+    LlamaShape(1e-5, rules=RopeRules(share=0.5, renamed=_RENAMED, notes=SECTIONS)),
     lambda hf, config: {
         **grouped_experts(hf, config, (128, 8, 1408), num_dense=get_count(hf, "first_k_dense_replace", 1)),
         "attention_bias": get_bool(hf, "attention_bias", True),

@@ -17,32 +17,16 @@ from orca_jax.model.families.windows import windows_of_qwen
 
 def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read the texts of Qwen2-VL and Qwen2.5-VL; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 152064,
-        "hidden_size": 8192,
-        "intermediate_size": 29568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 32768,
-    }
     rules = RopeRules(theta=1e6, renamed={"mrope": "default"}, notes=SECTIONS)
-    config = llama.read_shape(hf, "qwen2_vl_text", defaults, norm_eps=1e-5, rules=rules)
+    config = llama.read_shape(hf, "qwen2_vl_text", norm_eps=1e-5, rules=rules)
     windows = windows_of_qwen(hf, config.num_layers, config.max_positions, 80)
     return replace(config, attention_bias=True, **windows._asdict())
 
 
 def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read the texts of Qwen3-VL; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 128000,
-        "head_dim": 128,
-    }
     rules = RopeRules(theta=5e5, renamed={"mrope": "default"}, notes=SECTIONS)
-    config = llama.read_shape(hf, "qwen3_vl_text", defaults, rules=rules)
+    config = llama.read_shape(hf, "qwen3_vl_text", rules=rules)
     return replace(config, qk_norm="head", **llama.attention_biases(hf))
 
 

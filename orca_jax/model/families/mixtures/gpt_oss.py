@@ -71,16 +71,6 @@ GPT_OSS = near_llama(
     "gpt-oss-20b and 120b",
     "GptOss",
     LlamaShape(
-        {
-            "vocab_size": 201088,
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "head_dim": 64,
-        },
         1e-5,
         rules=RopeRules(theta=150000.0, default=_YARN),
     ),

@@ -99,16 +99,6 @@ _NEAR = near_llama(
     "Llama 4 Scout and Maverick, up to 8,191 tokens",
     "Llama4",
     LlamaShape(
-        {
-            "vocab_size": 202048,
-            "hidden_size": 5120,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-        },
         1e-5,
         # Others have a factor on angles, which the norm after them would take back in transformers.
         rules=RopeRules(theta=5e5, kinds=("default", "linear", "llama3")),

@@ -102,17 +102,7 @@ FLINT = near_llama(
     "flint",
     "Flint",
     "Flint",
-    LlamaShape(
-        {
-            "vocab_size": 150144,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 49,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 262144,
-            "head_dim": 128,
-        }
-    ),
+    LlamaShape(),
     _flint,
     _KEYS | {"layer_types", "mlp_only_layers", "norm_topk_prob", "shared_expert_intermediate_size", "sliding_window"},
     _of_flint,
@@ -124,15 +114,6 @@ _MELLUM = near_llama(
     "Mellum 2",
     "Mellum",
     LlamaShape(
-        {
-            "vocab_size": 98304,
-            "hidden_size": 2304,
-            "intermediate_size": 7168,
-            "num_hidden_layers": 28,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131072,
-            "head_dim": 128,
-        },
         rules=RopeRules(None, 5e5, part="full_attention"),
     ),
     _mellum,
@@ -146,7 +127,7 @@ ARIA_TEXT = near_llama(
     "aria_text",
     "Aria for texts alone",
     "AriaText",
-    LlamaShape({"vocab_size": 32000, "intermediate_size": 4096, "max_position_embeddings": 2048}),
+    LlamaShape(),
     _aria,
     frozenset({"attention_bias", "moe_num_experts", "moe_num_shared_experts", "moe_topk"}),
     _of_aria,

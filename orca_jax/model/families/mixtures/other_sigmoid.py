@@ -133,16 +133,6 @@ MINIMAX_M2 = near_llama(
     "MiniMax-M2, with weights in bfloat16",
     "MiniMaxM2",
     LlamaShape(
-        {
-            "vocab_size": 200064,
-            "hidden_size": 3072,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 196608,
-        },
         rules=RopeRules(theta=5e6, share=1.0),
     ),
     _minimax_m2,
@@ -167,15 +157,6 @@ HY_V3 = near_llama(
     "Hunyuan 3",
     "HYV3",
     LlamaShape(
-        {
-            "vocab_size": 120832,
-            "intermediate_size": 13312,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-        },
         1e-5,
         rules=RopeRules(theta=11_158_840.0),
     ),
@@ -192,7 +173,6 @@ _EXAONE_MOE = near_llama(
     "K-EXAONE",
     "ExaoneMoe",
     LlamaShape(
-        {"vocab_size": 102400, "intermediate_size": 16384, "num_key_value_heads": 32, "max_position_embeddings": 2048},
         1e-5,
     ),
     _exaone_moe,
@@ -208,14 +188,6 @@ AFMOE = near_llama(
     "Trinity Nano and Mini",
     "Afmoe",
     LlamaShape(
-        {
-            "vocab_size": 200192,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_attention_heads": 16,
-            "head_dim": 128,
-            "max_position_embeddings": 16384,
-        },
         1e-5,
     ),
     _afmoe,

@@ -32,14 +32,6 @@ GROUPED_KEYS = frozenset(
 """The keys read by `grouped_experts`."""
 _NEXT_TOKENS = frozenset({"num_mtp_layers", "num_nextn_predict_layers"})  # further layers, which are skipped
 _ALIASES = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
-_SIZES = {
-    "vocab_size": 151552,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-}
 
 
 def grouped_experts(
@@ -165,7 +157,7 @@ GLM4_MOE = near_llama(
     "glm4_moe",
     "GLM-4.5 and 4.6, GLM-4.5-Air",
     "Glm4Moe",
-    LlamaShape(_SIZES, 1e-5, rules=RopeRules(share=0.5)),
+    LlamaShape(1e-5, rules=RopeRules(share=0.5)),
     _glm4_moe,
     GROUPED_KEYS | {"attention_bias", "first_k_dense_replace", "use_qk_norm"},
     weights,
@@ -177,15 +169,6 @@ SOLAR_OPEN = near_llama(
     "Solar Open",
     "SolarOpen",
     LlamaShape(
-        {
-            "vocab_size": 196608,
-            "intermediate_size": 10240,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "head_dim": 128,
-        },
         1e-5,
         rules=RopeRules(theta=1e6),
     ),
@@ -199,16 +182,7 @@ DOTS1 = near_llama(
     "dots1",
     "dots.llm1",
     "Dots1",
-    LlamaShape(
-        {
-            "vocab_size": 152064,
-            "hidden_size": 4608,
-            "intermediate_size": 10944,
-            "num_hidden_layers": 62,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 2048,
-        }
-    ),
+    LlamaShape(),
     _dots1,
     GROUPED_KEYS | {"attention_bias", "first_k_dense_replace", "layer_types", "max_window_layers", "sliding_window"},
     weights,

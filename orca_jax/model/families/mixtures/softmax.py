@@ -125,12 +125,6 @@ PHIMOE = near_llama(
     "Phi-3.5-MoE, Phi-mini-MoE",
     "Phimoe",
     LlamaShape(
-        {
-            "vocab_size": 32064,
-            "intermediate_size": 6400,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-        },
         1e-5,
         rules=RopeRules(theta=1e6, kinds=("default", "longrope"), notes=frozenset({"short_mscale", "long_mscale"})),
     ),
@@ -154,15 +148,6 @@ _ERNIE4_5_MOE = near_llama(
     "ERNIE 4.5 21B-A3B and 300B-A47B",
     "Ernie4_5_Moe",
     LlamaShape(
-        {
-            "vocab_size": 103424,
-            "hidden_size": 2560,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131072,
-        },
         1e-5,
         rules=RopeRules(theta=5e5),
         is_tied=True,

@@ -18,13 +18,7 @@ MAMBA_KEYS = frozenset(f"mamba_{name}" for name in _SIZES) | {"time_step_limit"}
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Bamba; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 128000,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262144,
-    }
-    config = llama.read_shape(hf, "bamba", defaults, norm_eps=1e-5, rules=_ROPE)
+    config = llama.read_shape(hf, "bamba", norm_eps=1e-5, rules=_ROPE)
     if config.rope is None or config.rope.rotated_dim != config.head_dim // 2:
         raise refusal("partial_rotary_factor", "must be 0.5 for bamba", hf.get("rope_parameters"))
     full, layers = hf.get("attn_layer_indices"), range(config.num_layers)

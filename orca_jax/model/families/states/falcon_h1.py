@@ -31,13 +31,7 @@ _FACTORS = frozenset(
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Falcon-H1; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 128000,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-    }
-    config = llama.read_shape(hf, "falcon_h1", defaults, norm_eps=1e-5)
+    config = llama.read_shape(hf, "falcon_h1", norm_eps=1e-5)
     bias = get_bool(hf, "projectors_bias", False)
     if bias != get_bool(hf, "mamba_proj_bias", False):
         raise refusal("projectors_bias", "must be mamba_proj_bias", bias)

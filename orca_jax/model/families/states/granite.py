@@ -12,7 +12,7 @@ from orca_jax.layer_config import MixerName
 from orca_jax.model.families import llama
 from orca_jax.model.families.base import JoinedPart, Weight
 from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
-from orca_jax.model.families.dense.scaled import FACTORS, SIZES, granite_factors
+from orca_jax.model.families.dense.scaled import FACTORS, granite_factors
 from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
 from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
 from orca_jax.model.families.values import HfConfig, get_count, get_int, is_number, refusal
@@ -122,13 +122,13 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
 
 
 GRANITEMOE = near_llama(
-    "granitemoe", "Granite 3 with experts", "GraniteMoe", LlamaShape(SIZES), _moe, _KEYS, weights, harmless=HARMLESS
+    "granitemoe", "Granite 3 with experts", "GraniteMoe", LlamaShape(), _moe, _KEYS, weights, harmless=HARMLESS
 )
 GRANITEMOESHARED = near_llama(
     "granitemoeshared",
     "Granite 3 with a shared expert",
     "GraniteMoeShared",
-    LlamaShape(SIZES),
+    LlamaShape(),
     _shared,
     _KEYS | {"shared_intermediate_size"},
     weights,
@@ -138,7 +138,7 @@ GRANITEMOEHYBRID = near_llama(
     "granitemoehybrid",
     "Granite 4.0",
     "GraniteMoeHybrid",
-    LlamaShape(SIZES),
+    LlamaShape(),
     _hybrid,
     _KEYS | MAMBA_KEYS | {"layer_types", "layers_block_type", "position_embedding_type", "shared_intermediate_size"},
     weights,
@@ -150,15 +150,6 @@ GRANITE_SWA = near_llama(
     "Granite with windows",
     "GraniteSWA",
     LlamaShape(
-        {
-            "vocab_size": 100352,
-            "hidden_size": 2560,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 8192,
-        },
         1e-5,
         is_tied=True,
     ),

@@ -27,14 +27,7 @@ _CONV_PARTS = ("before", "after", "value")  # the order of their rows in one ten
 
 def lfm2_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of LFM2; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 65536,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 128_000,
-    }
-    config = llama.read_shape(hf, "lfm2", defaults, norm_eps=1e-5, rules=rope.RopeRules(theta=1e6))
+    config = llama.read_shape(hf, "lfm2", norm_eps=1e-5, rules=rope.RopeRules(theta=1e6))
     kinds = read_layer_types(hf, config.num_layers, (_FULL, _CONV))
     if kinds is None:
         full, layers = hf.get("full_attn_idxs"), range(config.num_layers)
@@ -48,14 +41,7 @@ def lfm2_from_hf(hf: HfConfig) -> ModelConfig:
 
 def lfm2_moe_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of LFM2 with experts; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 65536,
-        "hidden_size": 2048,
-        "intermediate_size": 7168,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 128_000,
-    }
-    config = llama.read_shape(hf, "lfm2_moe", defaults, norm_eps=1e-5, rules=rope.RopeRules(theta=1e6))
+    config = llama.read_shape(hf, "lfm2_moe", norm_eps=1e-5, rules=rope.RopeRules(theta=1e6))
     _check_activation(config, hf)
     kinds = read_layer_types(hf, config.num_layers, (_FULL, _CONV))
     if kinds is None:
@@ -109,16 +95,6 @@ def _with_convolutions(config: ModelConfig, hf: HfConfig, kinds: Sequence[str], 
 
 def lfm3_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of LFM3; raises `ConfigError` as `llama.config_from_hf` does."""
-    defaults = {
-        "vocab_size": 128_000,
-        "hidden_size": 2048,
-        "intermediate_size": 7680,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "max_position_embeddings": 128_000,
-    }
     for key in _ELSEWHERE:
         if hf.get(key) is not None:
             raise refusal(
@@ -128,7 +104,7 @@ def lfm3_from_hf(hf: HfConfig) -> ModelConfig:
         kind: rope.RopeRules(theta=1e6, part=kind, kinds=("default", "proportional"), default=default)
         for kind, default in _DEFAULT_ROPES.items()
     }
-    config = llama.read_shape(hf, "lfm3", defaults, norm_eps=1e-5, rules=rules[_FULL])
+    config = llama.read_shape(hf, "lfm3", norm_eps=1e-5, rules=rules[_FULL])
     _check_activation(config, hf)
     local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, rules[_SLIDING])
     kinds = read_layer_types(hf, config.num_layers, _TYPES) or [_default_kind(i) for i in range(config.num_layers)]

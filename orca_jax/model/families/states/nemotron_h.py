@@ -11,6 +11,7 @@ from orca_jax.model.families import llama
 from orca_jax.model.families.base import Family, Weight, head, linear
 from orca_jax.model.families.experts import HARMLESS
 from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, grouped_experts
+from orca_jax.model.families.sizes import SIZES
 from orca_jax.model.families.states.bamba import mamba_weights
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, refusal
 
@@ -24,13 +25,6 @@ _MIXERS: dict[str, MixerName] = {
     _MOE: "no_mixer",
 }  # by the kind of a layer; some names are those of older files
 _LETTERS = {"M": "mamba", "*": "attention", "-": _MLP, "E": _MOE}
-_SIZES = {
-    "vocab_size": 131072,
-    "intermediate_size": 21504,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 4096,
-}
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
@@ -39,7 +33,7 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     config = llama.read_shape(
         hf,
         "nemotron_h",
-        {**_SIZES, "num_hidden_layers": len(kinds)},
+        defaults={**SIZES["nemotron_h"], "num_hidden_layers": len(kinds)},
         norm_eps=1e-5,
         norm_key="layer_norm_epsilon",
         activation=("mlp_hidden_act", "relu2"),

@@ -4,7 +4,6 @@ Both have experts, and Qwen3.5 also models without. Columns of the delta rule ar
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from orca_jax.config import ModelConfig
@@ -18,16 +17,6 @@ from orca_jax.model.families.windows import read_layer_types
 _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
 _ROPE = rope.RopeRules(share=0.25)
 _ROPE_OF_IMAGES = rope.RopeRules(share=0.25, renamed={"mrope": "default"}, notes=rope.SECTIONS)
-_DEFAULTS = {
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "vocab_size": 151936,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
-}
 _UNREAD = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 _KEYS = llama.KEYS | {
     "attention_bias",
@@ -43,20 +32,18 @@ _KEYS = llama.KEYS | {
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of Qwen3-Next; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = _read_hybrid(hf, "qwen3_next", _DEFAULTS, rules=_ROPE)
+    config = _read_hybrid(hf, "qwen3_next", rules=_ROPE)
     return _with_experts(hf, config, (512, 10), is_normalised=get_bool(hf, "norm_topk_prob", True))
 
 
 def qwen3_5_from_hf(hf: HfConfig) -> ModelConfig:
     """Read the texts of Qwen3.5; raises `ConfigError` as `llama.config_from_hf` does."""
-    sizes = {"intermediate_size": 12288, "vocab_size": 248320, "num_key_value_heads": 4, "hidden_size": 4096}
-    return _read_hybrid(hf, "qwen3_5_text", {**_DEFAULTS, **sizes, "num_hidden_layers": 32}, rules=_ROPE_OF_IMAGES)
+    return _read_hybrid(hf, "qwen3_5_text", rules=_ROPE_OF_IMAGES)
 
 
 def qwen3_5_moe_from_hf(hf: HfConfig) -> ModelConfig:
     """Read the texts of Qwen3.5 with experts; raises `ConfigError` as `llama.config_from_hf` does."""
-    sizes = {"vocab_size": 248320, "num_hidden_layers": 40}
-    config = _read_hybrid(hf, "qwen3_5_moe_text", {**_DEFAULTS, **sizes}, rules=_ROPE_OF_IMAGES)
+    config = _read_hybrid(hf, "qwen3_5_moe_text", rules=_ROPE_OF_IMAGES)
     return _with_experts(hf, config, (256, 8), is_normalised=True)
 
 
@@ -66,9 +53,9 @@ def _with_experts(hf: HfConfig, config: ModelConfig, defaults: tuple[int, int], 
     return replace(config, mlp_dim=get_int(hf, "moe_intermediate_size", 512), experts=mixture)
 
 
-def _read_hybrid(hf: HfConfig, family: str, defaults: Mapping[str, int], *, rules: rope.RopeRules) -> ModelConfig:
+def _read_hybrid(hf: HfConfig, family: str, *, rules: rope.RopeRules) -> ModelConfig:
     """Read the keys of layers with attention and with the gated delta rule, beside those of their MLPs."""
-    config = llama.read_shape(hf, family, defaults, rules=rules)
+    config = llama.read_shape(hf, family, rules=rules)
     if config.activation != "silu":
         raise refusal("hidden_act", f"must be silu for {family}", hf.get("hidden_act"))
     interval = get_int(hf, "full_attention_interval", 4)
