@@ -174,6 +174,8 @@ def json_of_text(text: str, schema: object) -> str:
     value = decoded(_WORDS.get(text, text))
     kind = _kind_of(value)
     is_text = isinstance(value, str) and (value == text or "string" in kinds)
+    if is_text and kinds and "string" not in kinds:
+        return json_of_python(text)  # templates of Seed-OSS write lists and objects so
     if is_text or (kinds and kind not in kinds and "string" in kinds):
         return json_text(text)
     return _WORDS.get(text, text)

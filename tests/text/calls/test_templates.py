@@ -125,7 +125,9 @@ TEMPLATES += [
     (
         "seed_oss",
         "{{ messages[1].content }}{% for c in messages[1].tool_calls %}{{ '\n<seed:tool_call>\n<function=' }}"
-        "{{ c.function.name }}>\n" + SEED_MEMBERS + "</function>{{ '\n' }}</seed:tool_call>{% endfor %}",
+        "{{ c.function.name }}>\n"
+        + SEED_MEMBERS.replace("tojson", "string")
+        + "</function>{{ '\n' }}</seed:tool_call>{% endfor %}",
     ),
     # MiniMax-M2
     (
@@ -156,12 +158,16 @@ TEMPLATES += [
         + ARGUMENTS
         + "}{% endfor %}{{ '\n' }}]<|END_ACTION|>",
     ),
-    # OLMo 3
-    (
-        "olmo3",
-        "{{ messages[1].content }}<function_calls>{% for c in messages[1].tool_calls %}{{ '\n' if not loop.first }}"
-        "{{ c.function.name }}({% for key, value in c.function.arguments | items %}{{ ', ' if not loop.first }}"
-        "{{ key }}={{ '%r' | format(value) }}{% endfor %}){% endfor %}</function_calls>",
+    # OLMo 3, with values as in Python or as in JSON
+    *(
+        (
+            "olmo3",
+            "{{ messages[1].content }}<function_calls>\n{% for c in messages[1].tool_calls %}{{ c.function.name }}("
+            "{% for key, value in c.function.arguments | items %}{{ ', ' if not loop.first }}{{ key }}={{ "
+            + value
+            + " }}{% endfor %})\n{% endfor %}</function_calls>",
+        )
+        for value in ("'%r' | format(value)", "'%r' | format(value) if value is string else value | tojson")
     ),
     # LFM2
     ("lfm2", "{{ messages[1].content }}<|tool_call_start|>" + dict(TEMPLATES)["pythonic"] + "<|tool_call_end|>"),
