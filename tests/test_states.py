@@ -99,6 +99,7 @@ def test_schedulers(name: str, scheduler: SchedulerName, program_cache: str, tmp
         assert difference(name, engine, (0, 2, 4)) <= CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_pages"), [("minimax-0", 6)])
 def test_preemption(name: str, num_pages: int, program_cache: str, tmp_path: Path) -> None:
     """The longest request needs all pages in the end, so that others lose theirs and begin again, or wait."""

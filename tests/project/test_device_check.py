@@ -208,6 +208,7 @@ def test_results_of_earlier_commands_stay(check: Callable[..., tuple[int, dict[s
     assert [*check({"machine": "named"}, "machine")[1]] == ["machine"], "the others are of another device"
 
 
+@pytest.mark.slow
 def test_the_children_of_a_stopped_part_end_with_it(
     check: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
 ) -> None:

@@ -164,6 +164,7 @@ def test_engine_is_started_again() -> None:
     assert server.process.returncode == 0
 
 
+@pytest.mark.slow
 def test_engine_follows_a_killed_front_end() -> None:
     with running() as server:
         engine = server.engine()

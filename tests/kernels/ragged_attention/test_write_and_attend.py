@@ -65,6 +65,7 @@ def check_strictly(case: Case, blocks: BlockSizes | None) -> None:
         check(case, interpret, blocks)
 
 
+@pytest.mark.slow
 def test_places_without_races() -> None:
     check_strictly(HARD, TINY)
 
@@ -98,8 +99,9 @@ def test_no_kernel_runs_for_nothing(name: str) -> None:
     assert not kernels_outside_conditions(traced.jaxpr)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [HARD, *TAKEN], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [HARD, *(pytest.param(case, marks=pytest.mark.slow) for case in TAKEN)], ids=lambda case: case.name
+)
 def test_every_case(case: Case) -> None:
     check(case, interpret=True)
 
