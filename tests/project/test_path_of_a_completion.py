@@ -49,7 +49,7 @@ BODIES = {
     RESPONSE: {"input": "hi", "max_output_tokens": 4},
     MESSAGE: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
 }
-NUM_CALLS = 3  # only files of all calls count: a heartbeat falls into some of them
+NUM_CALLS = 5  # only files of all calls count: a heartbeat falls into some of them
 PACKAGE = Path(orca_jax.__file__).parent
 TRACER = Path(__file__).parent / "tracer"
 STARTUP = {
