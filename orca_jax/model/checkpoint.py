@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import tensorstore
 from flax import nnx
 from jaxtyping import Array
@@ -81,6 +80,8 @@ def save_decoder(decoder: Decoder, directory: Path, dtype: DType) -> None:
 
 def save_leaves(leaves: Mapping[Keys, Any], directory: Path) -> None:
     """Write the arrays of a tree, by their keys, to the new folder `directory`/params with Orbax."""
+    import orbax.checkpoint as ocp  # 0.4 s, which a start does not need
+
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(nested(leaves)))
 

@@ -1,6 +1,7 @@
 """The served model: the client of the engine, the tokenizer, the chat template, and the names and limits."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -9,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orca_jax.bundled import pinned, texts_of
-from orca_jax.errors import EngineError, RequestError
+from orca_jax.bundled import directory_of, pinned, texts_of
+from orca_jax.errors import ConfigError, EngineError, RequestError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.errors import LinkError
 from orca_jax.link.wire import Ready
@@ -51,6 +52,20 @@ class Model:
     specials: Mapping[str, int] = field(default_factory=dict)  # id of each special token by its text
 
 
+class Texts(NamedTuple):
+    """What the files of the model have for the front end."""
+
+    source: str  # the directory, or the GGUF file
+    defaults: Mapping[str, float | int]
+    template: ChatTemplate | None
+    tokenizer: Tokenizer | None = None  # None if it is not read yet
+
+    def close(self) -> None:
+        """Stop the processes of the chat template."""
+        if self.template is not None:
+            self.template.close()
+
+
 class AdapterPlace(NamedTuple):
     """The directory of a loaded adapter, and the time of its loading in seconds since 1970."""
 
@@ -76,23 +91,33 @@ class Service:
         self.started = int(time.time())
         self.adapters: dict[str, AdapterPlace] = {}  # by name
         self._model: Model | None = None
+        self._texts: asyncio.Task[Texts] | None = None
         self._ready: Ready | None = None
         self._threads = EncodingThreads()
         self._warnings: set[str] = set()
+
+    async def read_texts(self) -> None:
+        """Read the files of `set_ready` before it, so that their errors come early. Raises ConfigError."""
+        self._texts = asyncio.create_task(asyncio.to_thread(_read_texts, self.config, with_tokenizer=True))
+        await self._texts
 
     async def set_ready(self, ready: Ready) -> None:
         """Load tokenizer, chat template and defaults of the engine's model. Raises ConfigError."""
         self._take_adapters(ready)
         if ready == self._ready:
             return  # the same model in a new process
+        reading, self._texts = self._texts, None
         self.close()
-        self._model = await asyncio.to_thread(_load, ready, self.config)
+        texts = Texts("", {}, None) if reading is None else await reading
+        self._model = await asyncio.to_thread(_load, ready, self.config, texts)
         self._ready = ready
 
     def close(self) -> None:
         """Stop the processes of the chat template."""
         if self._model is not None and self._model.template is not None:
             self._model.template.close()
+        if self._texts is not None and self._texts.done() and self._texts.exception() is None:
+            self._texts.result().close()
 
     @property
     def is_ready(self) -> bool:
@@ -236,20 +261,36 @@ def downloaded(config: ServerConfig) -> ServerConfig:
 
 def check_texts(config: ServerConfig) -> None:
     """Check the files that `set_ready` will read, before a long compilation. Raises ConfigError."""
-    source = texts_of(config.engine)
-    read_generation_defaults(source, config.generation_config)
-    template = load_chat_template(source, config.chat_template)
-    if template is not None:
-        template.close()
+    _read_texts(config).close()
 
 
-def _load(ready: Ready, config: ServerConfig) -> Model:
-    tokenizer = load_tokenizer(ready.tokenizer)
-    template = load_chat_template(ready.source, config.chat_template)
+def _read_texts(config: ServerConfig, *, with_tokenizer: bool = False) -> Texts:
+    engine, tokenizer = config.engine, None
+    texts = _texts_from(texts_of(engine), config)
+    source = engine.tokenizer or directory_of(engine)
+    if with_tokenizer and source:
+        with contextlib.suppress(ConfigError):  # the engine has the same error
+            tokenizer = load_tokenizer(source)
+            _ = tokenizer.longest_token  # cached
+    return texts._replace(tokenizer=tokenizer)
+
+
+def _texts_from(source: str, config: ServerConfig) -> Texts:
+    defaults = read_generation_defaults(source, config.generation_config)
+    return Texts(source, defaults, load_chat_template(source, config.chat_template))
+
+
+def _load(ready: Ready, config: ServerConfig, texts: Texts) -> Model:
+    if texts.source != ready.source or not texts.source:
+        texts.close()
+        texts = _texts_from(ready.source, config)._replace(tokenizer=texts.tokenizer)
+    template, tokenizer = texts.template, texts.tokenizer
+    if tokenizer is None or tokenizer.source != ready.tokenizer:
+        tokenizer = load_tokenizer(ready.tokenizer)
     return Model(
         tokenizer=tokenizer,
         template=template,
-        defaults=read_generation_defaults(ready.source, config.generation_config),
+        defaults=texts.defaults,
         vocab_size=ready.vocab_size,
         max_model_len=ready.max_model_len,
         max_characters=min(ready.max_model_len, ready.n_slots) * tokenizer.longest_token,

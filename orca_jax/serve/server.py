@@ -1,16 +1,12 @@
 """The front-end process: builds the server, runs it, and ends it after a signal or the engine's end."""
 
 import asyncio
-import contextlib
 import gc
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Generator
-from functools import partial
-
-import uvicorn
+from typing import TYPE_CHECKING
 
 from orca_jax.errors import ClusterLostError, EngineDeadError
 from orca_jax.link.client import EngineClient
@@ -18,21 +14,19 @@ from orca_jax.link.open_files import raise_file_limit
 from orca_jax.link.supervisor import Supervisor
 from orca_jax.link.wire import Ready
 from orca_jax.logs import configure_logging
-from orca_jax.openai.model import Service, check_texts, downloaded
-from orca_jax.serve.accept import Acceptor, connection_limit
+from orca_jax.openai.model import Service, downloaded
 from orca_jax.serve.announcement import announcement
-from orca_jax.serve.app import create_app
-from orca_jax.serve.connection import MAX_HEADER_BYTES, IdleConnections, connection_class
 from orca_jax.serve.listen import listening, tls_context, url_of
-from orca_jax.serve.root_path import RootPath
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import RARE_COLLECTIONS
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.telemetry.otel import start_tracing
 
+if TYPE_CHECKING:
+    from orca_jax.serve.http_server import HttpServer
+
 EXIT_ENGINE_DIED = 1
 EXIT_CLUSTER_LOST = 3
-DRAIN_SECONDS = 5  # for clients to read the bytes already written
 SHORT_DRAIN_SECONDS = 1  # the same after a second signal
 DEAD_STATE_SECONDS = 1.0  # between the engine's end and the server's; /health reports the state "dead" or "hung"
 
@@ -57,9 +51,7 @@ def serve(config: ServerConfig, begun: float) -> int:
     configure_logging(config)
     context = tls_context(config)
     config = downloaded(config)
-    check_texts(config)
     raise_file_limit()
-    connection_limit()  # raises if it is too low
     with listening(config) as listener:
         gc.set_threshold(*RARE_COLLECTIONS)
         return asyncio.run(_serve(config, listener, context, begun))
@@ -76,41 +68,6 @@ class _Signals:
 
     def _take(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn with its own `Acceptor`, and without its signal handlers, since `_ServerRun` decides about the end."""
-
-    def __init__(self, settings: uvicorn.Config, config: ServerConfig, context: ssl.SSLContext | None) -> None:
-        super().__init__(settings)
-        self._settings = config
-        self._context = context
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections of the one socket."""
-        assert sockets is not None
-        (listener,) = sockets
-        idle, settings = IdleConnections(), self._settings
-        make_connection = connection_class(settings.read_timeout, settings.write_timeout, idle)
-        self._acceptor = Acceptor(
-            listener,
-            partial(make_connection, self.config, self.server_state, {}),
-            idle,
-            self.server_state.connections,
-            limit=connection_limit(),
-            context=self._context,
-            handshake_timeout=settings.read_timeout,
-        )
-        self.servers = []
-        self.started = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._acceptor.close()
-        await super().shutdown(sockets)
 
 
 async def _serve(config: ServerConfig, listener: socket.socket, context: ssl.SSLContext | None, begun: float) -> int:
@@ -151,23 +108,40 @@ class _ServerRun:
     async def run(self) -> int:
         """Serve until an event of the table ends the run; return the exit code. Raises ConfigError."""
         signals = _Signals()
-        server = _Server(self._uvicorn_config(), self._config, self._context)
-        supervisor = Supervisor(self._config, self._client, self._engine_ready, begun=self._begun)
-        http = asyncio.create_task(server.serve(sockets=[self._listener]))
-        engine = asyncio.create_task(supervisor.run_engines())
+        engine = asyncio.create_task(self._run_engines())
         try:
-            return await self._wait_for_end(engine, http, signals)
+            server = await asyncio.to_thread(self._http_server)  # beside the engine, which takes longer to import
+            http = asyncio.create_task(server.serve(sockets=[self._listener]))
+            try:
+                return await self._wait_for_end(engine, http, signals)
+            finally:
+                self._client.stop()
+                if signals.second.is_set():
+                    server.config.timeout_graceful_shutdown = SHORT_DRAIN_SECONDS
+                server.should_exit = True
+                await http
         finally:
-            self._client.stop()
-            if signals.second.is_set():
-                server.config.timeout_graceful_shutdown = SHORT_DRAIN_SECONDS
-            server.should_exit = True
-            await http
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
             self._service.close()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
+
+    def _http_server(self) -> "HttpServer":
+        from orca_jax.serve.http_server import HttpServer
+
+        return HttpServer(self._service, self._config, self._observer, self._context)
+
+    async def _run_engines(self) -> None:
+        """Run engines, as `Supervisor.run_engines`, and read the texts of the model meanwhile. Raises ConfigError."""
+        supervisor = Supervisor(self._config, self._client, self._engine_ready, begun=self._begun)
+        engines = asyncio.create_task(supervisor.run_engines())
+        try:
+            await self._service.read_texts()
+            await engines
+        finally:
+            engines.cancel()
+            await asyncio.gather(engines, return_exceptions=True)
 
     async def _wait_for_end(self, engine: asyncio.Task[None], http: asyncio.Task[None], signals: _Signals) -> int:
         first, second = (asyncio.create_task(event.wait()) for event in (signals.first, signals.second))
@@ -208,21 +182,3 @@ class _ServerRun:
         if not self._has_announced:
             self._has_announced = True
             print(announcement(self._config, url_of(self._config, self._listener), ready.summary), flush=True)
-
-    def _uvicorn_config(self) -> uvicorn.Config:
-        config = self._config
-        app = create_app(self._service, config, self._observer)
-        made = uvicorn.Config(
-            RootPath(app, config.root_path) if config.root_path else app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
-        )
-        made.load()
-        return made
