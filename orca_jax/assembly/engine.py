@@ -11,7 +11,7 @@ from orca_jax.assembly.built import Built, join_parts, refuse_update, summary_of
 from orca_jax.assembly.choices import Choices
 from orca_jax.assembly.described import Described, describe
 from orca_jax.assembly.devices import ONE_HOST, Host
-from orca_jax.assembly.products import product_library
+from orca_jax.assembly.products import begin_products, product_library
 from orca_jax.assembly.resolve import cache_directory, dtype_of, explain, resolve
 from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, seconds_of, speculating
 from orca_jax.assembly.self_test import Outcome, try_kernels
@@ -78,12 +78,13 @@ class _EngineBuild:
 
     def run(self, on_compile: Callable[[], None] | None) -> Built:
         """Place the model on its devices, load it, and compile its programs."""
+        found, choices, host = self._found, self._choices, self._host
+        directory = cache_directory(found.config.compile_cache)
         with self._times.phase("import"):
+            begin_products(Facts(found.config, host.num_hosts, found.model), directory)
             from orca_jax.assembly.executor import start_executor
             from orca_jax.assembly.weights import WeightUpdater
 
-        found, choices, host = self._found, self._choices, self._host
-        directory = cache_directory(found.config.compile_cache)
         config, model, max_model_len = found.config, found.model, found.max_model_len
         outcome = self._try_kernels(directory)
         if outcome.implementation is not None:

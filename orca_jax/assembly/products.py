@@ -2,6 +2,8 @@
 
 import logging
 from dataclasses import replace
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from orca_jax.assembly.support import Facts, refusal
@@ -55,6 +57,15 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
     from orca_jax.assembly.trial import is_faster
 
     return library if is_faster(library.width, dtype, directory, library.name) else None
+
+
+def begin_products(facts: Facts, directory: str | None) -> None:
+    """Begin to compile the library if it may be used, while JAX is imported. `directory` as for `product_library`."""
+    has_accelerator = bool(entry_points(group="jax_plugins")) or find_spec("libtpu") is not None
+    if not has_accelerator and facts.config.cpu_products != "xla" and facts.num_hosts == 1:
+        from orca_jax.kernels.native import begin_library
+
+        begin_library(directory)
 
 
 def _is_measured(dtype: str) -> bool:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ PACKED_PRODUCTS = "orca_jax_packed_products"
 FEW_BITS_PRODUCTS = "orca_jax_few_bits_products"
 INCREMENTS = "orca_jax_increments"
 _COMPILERS = ("cc", "gcc", "clang")
-_OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
+_OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC")
 _NEEDED = frozenset({"avx2", "fma", "f16c"})  # extensions of the processor, at least
 _COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
 _SOURCES = Path(__file__).parent
@@ -42,6 +43,9 @@ _FUNCTIONS = (
     "orca_jax_ask_for_amx", "orca_jax_most_channels", "orca_jax_most_tokens",
 )  # fmt: skip
 _MEMORY_NAME = "orca-jax-native"
+
+
+_FAILURES = (OSError, subprocess.SubprocessError, jax.errors.JaxRuntimeError)
 
 
 class _AbsentError(Exception):
@@ -75,16 +79,30 @@ def load_library(directory: str | None) -> Library | None:
             that cannot be written. The first library of a process serves all its engines.
     """
     try:
-        with _lock:
-            if not _registered:
-                _check_machine()
-                _registered.append(_register(*_open(_compiler(), directory)))
-            return _registered[0]
+        return _load(directory)
     except _AbsentError as error:
         logger.info("products are those of XLA, since the library in C is not used: %s", error)
-    except (OSError, subprocess.SubprocessError, jax.errors.JaxRuntimeError) as error:
+    except _FAILURES as error:
         logger.warning("products are those of XLA, since the library in C cannot be used: %s", _last_line(error))
     return None
+
+
+def begin_library(directory: str | None) -> None:
+    """Begin `load_library` in a thread, so that a later call waits for less. That call has the reason of a failure."""
+
+    def begin() -> None:
+        with contextlib.suppress(_AbsentError, *_FAILURES):
+            _load(directory)
+
+    threading.Thread(target=begin, name="library").start()
+
+
+def _load(directory: str | None) -> Library:
+    with _lock:
+        if not _registered:
+            _check_machine()
+            _registered.append(_register(*_open(_compiler(), directory)))
+        return _registered[0]
 
 
 def loaded_library() -> Library | None:
@@ -204,20 +222,19 @@ def _compiled_in(compiler: str, folder: Path | None) -> bytes:
     if folder is not None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as beside:
-        made = Path(beside) / "native.so"
-        sources = map(str, sorted(_SOURCES.glob("*.c")))
         # The compiler's own files go there too: a container may have no other folder that can be written.
-        command = [
-            "env",
-            f"TMPDIR={beside}",
-            compiler,
-            *_OPTIONS,
-            f"-I{jax.ffi.include_dir()}",
-            *sources,
-            "-o",
-            str(made),
-        ]
-        _run(command, _COMPILE_SECONDS)
+        command = ["env", f"TMPDIR={beside}", compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}"]
+
+        def compile_one(source: Path) -> str:
+            made = str(Path(beside) / f"{source.stem}.o")
+            _run([*command, "-c", str(source), "-o", made], _COMPILE_SECONDS)
+            return made
+
+        sources = sorted(_SOURCES.glob("*.c"))
+        with ThreadPoolExecutor(len(sources)) as threads:
+            parts = list(threads.map(compile_one, sources))
+        made = Path(beside) / "native.so"
+        _run([*command, "-shared", *parts, "-o", str(made)], _COMPILE_SECONDS)
         return made.read_bytes()
 
 
