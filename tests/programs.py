@@ -126,7 +126,7 @@ def _late_programs(programs: Programs, *_: object) -> dict[ProgramName, _Late]:
     return {name: _Late(lower) for name, lower in programs.lowerings().items()}
 
 
-def _measure_nothing(executor: JaxExecutor, _: object) -> LaunchTimes:
+def _measure_nothing(executor: JaxExecutor, *_: object) -> LaunchTimes:
     times = LaunchTimes()
     for bucket in executor.config.buckets:  # the budget is at most the largest measured one
         times.measure_layers(bucket, lambda: None, 1)

@@ -1,5 +1,6 @@
 """An executor from resolved settings. It has no "auto": each process of a cluster builds its part in the same way."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -151,7 +152,8 @@ def start_executor(
         CheckpointError: the weights do not fit the configuration.
     """
     own = [stage for stage in placed.stages if stage.is_local]
-    programs = [Programs(shapes, config, mesh) for mesh, shapes in own]
+    first = next((size for size in config.buckets if is_enough(size, math.inf)), None)
+    programs = [Programs(shapes, config, mesh, first=first) for mesh, shapes in own]
     with compile_cache(config.compile_cache), CompiledAhead(programs, times) as ahead:
         with times.phase("load"):
             stages = [_load(placed, stage, has_bars) for stage in placed.stages]

@@ -28,6 +28,8 @@ SNAPSHOT_SHARE = 0.1  # of the memory beside the fewest blocks, for snapshots of
 NO_STATES = StateDemand()
 CPU_SHARE = 0.5  # of the free memory, within the limits of control groups; other programs need the rest
 USUAL_SHARE = 0.5  # of what the cache may have on a CPU: more only for the fewest blocks
+_BITS = 4  # significant ones of the number of blocks
+_BITS_OF_SHARED = 2  # the same where other programs take and free much of the memory
 
 
 def page_bytes(model: ModelConfig, page_size: int, dtype: PageDType, layout: PageLayout = "head_major") -> int:
@@ -195,10 +197,10 @@ def size_cache(
     needed += num_snapshots * block
     middle = _usual_blocks(form, max_model_len)
     request = max(stage_bytes(replace(least, num_blocks=middle), span) for span in spans)
-    number = []
+    number, bits = [], _BITS if usual == 1 else _BITS_OF_SHARED
     for few, useful, share in zip(least.num_blocks, sums_by_pool(groups, most), middle, strict=True):
         fitting = few + (memory - needed) * share // request
-        number.append(useful if fitting >= useful else max(_rounded(fitting), few))
+        number.append(useful if fitting >= useful else max(_rounded(fitting, bits), few))
     return replace(least, num_blocks=tuple(number), num_states=states.fewest + num_snapshots)
 
 
@@ -206,7 +208,7 @@ def _num_snapshots(states: StateDemand, room: int, block: int) -> int:
     """Blocks beyond the fewest ones, of `block` bytes each, where `room` bytes are left for them and for pages."""
     if not block:
         return 0
-    return min(states.most - states.fewest, _rounded(int(SNAPSHOT_SHARE * room) // block))
+    return min(states.most - states.fewest, _rounded(int(SNAPSHOT_SHARE * room) // block, _BITS))
 
 
 def with_num_pages(
@@ -239,9 +241,9 @@ def _block_bytes(cache: CacheConfig, span: LayerSpan) -> list[int]:
     return sizes
 
 
-def _rounded(number: int) -> int:
-    """Round down to four significant bits: free memory varies, and another number of pages needs other programs."""
-    step = 1 << max(0, number.bit_length() - 4)
+def _rounded(number: int, bits: int) -> int:
+    """Round down to so many significant bits: free memory varies, and another number of pages needs other programs."""
+    step = 1 << max(0, number.bit_length() - bits)
     return number // step * step
 
 

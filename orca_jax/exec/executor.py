@@ -21,7 +21,6 @@ from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.buckets import Segment, bucket_for, launches, measured_sizes
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
-from orca_jax.exec.host import num_processors
 from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import Programs, compile_stages
@@ -121,9 +120,10 @@ class JaxExecutor:
         if before_run is not None:
             before_run()
         with times.phase("warm_up"):
-            measured = self._warm_up(is_enough)
+            measured = self._warm_up(is_enough, times)
         self.launch_seconds = measured.usual()
-        self._longest_seconds = measured.longest(config.buckets, context_factor(model, config.max_model_len))
+        self._buckets = tuple(bucket for bucket in config.buckets if self._last.has_layers(bucket))
+        self._longest_seconds = measured.longest(self._buckets, context_factor(model, config.max_model_len))
         self._idle.rest()
         if self._shapes.platform == "cpu":
             give_back(jax.tree.leaves([stage.state.caches for stage in self.stages]))
@@ -153,7 +153,7 @@ class JaxExecutor:
         self.stats.iterations += 1
         self._num_in_flight += 1
         handle = JaxHandle(plan, [], is_complete=not plan.is_constrained)
-        for segments in launches(plan.members, self.config.buckets[-1], self._shapes.most_scored):
+        for segments in launches(plan.members, self._buckets[-1], self._shapes.most_scored):
             launch = self._launch(plan, segments)
             handle.launches.append(launch)
             if handle.is_complete or not launch.is_constrained(plan):
@@ -215,7 +215,7 @@ class JaxExecutor:
         """Start the layers of one launch."""
         start = time.perf_counter()
         num_tokens = sum([segment.size for segment in segments])
-        bucket = bucket_for(self.config.buckets, num_tokens)
+        bucket = bucket_for(self._buckets, num_tokens)
         is_adapted = self.config.lora is not None and self._rows.has_adapters(
             [plan.members[segment.member].row for segment in segments]
         )
@@ -292,24 +292,25 @@ class JaxExecutor:
         self.stats.idle_seconds = self._idle.seconds
         return drawn
 
-    def _warm_up(self, is_enough: Callable[[int, float], bool]) -> LaunchTimes:
+    def _warm_up(self, is_enough: Callable[[int, float], bool], start: StartTimes) -> LaunchTimes:
         """Run programs without requests, to get lazy start-up work done and to measure them.
 
-        A CPU has no such work, so times of an earlier start replace the runs of all sizes but the smallest. Processes
-        that share a model run all: each of them has to run the same.
+        On a CPU, times of an earlier start replace the runs of all sizes but the smallest, and the programs of the
+        largest sizes are compiled only if a smaller one is not enough.
         """
         shapes, config, times = self._shapes, self.config, LaunchTimes()
-        may_skip = shapes.platform == "cpu" and shapes.is_local
-        name = f"times-{num_processors()}"
-        known = LaunchTimes.from_bytes(shapes.store.read(name)) if may_skip else None
+        known = shapes.known_times
         ran = set[int]()
         for size in measured_sizes(config.buckets, skips_padding=shapes.skips_padding):
             bucket = bucket_for(config.buckets, size)
+            if not self._last.has_layers(bucket):
+                for stage in self.stages:
+                    stage.compile_later(start)
             run = partial(self._run_layers, bucket, probe(shapes.layouts[bucket], config, size))
             repeats = 2 if size <= config.num_rows else 1  # the first run of more rows takes memory for their pages
             launch = Launch.of_nothing(times.measure_layers(size, run, repeats))
             ran |= {bucket}
-            if may_skip and is_enough(size, times.of_layers(size)):
+            if shapes.may_skip_runs and is_enough(size, times.of_layers(size)):
                 break
             if known is not None and known.agrees(times):
                 break
@@ -325,7 +326,7 @@ class JaxExecutor:
             self._measure_samplers(times, launch, is_known=is_known)
         if known is not None and is_known:
             return known
-        shapes.store.write(name, times.to_bytes())
+        shapes.keep_times(times)
         return times
 
     def _measure_samplers(self, times: LaunchTimes, launch: Launch, *, is_known: bool) -> None:

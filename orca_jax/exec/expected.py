@@ -37,6 +37,11 @@ class LaunchTimes:
         both = self._of_bucket.keys() & others._of_bucket.keys()
         return bool(both) and all(self._of_bucket[each] <= _BUSY * others._of_bucket[each] for each in both)
 
+    @property
+    def largest(self) -> int:
+        """The largest measured bucket."""
+        return max(self._of_bucket)
+
     def of_layers(self, bucket: int) -> float:
         """The measured seconds of the layers of a bucket."""
         return self._of_bucket[bucket]
@@ -72,8 +77,7 @@ class LaunchTimes:
         `context` multiplies the times of the layers, since attention over long contexts takes longer. A bucket beyond
         the measured ones takes as long for each of its tokens as the largest of these.
         """
-        largest = max(self._of_bucket)
-        each = self._of_bucket[largest] / largest
+        each = self._of_bucket[self.largest] / self.largest
         layers = {bucket: self._of_bucket.get(bucket, bucket * each) for bucket in buckets}
         return {bucket: seconds * context + self._of_slowest for bucket, seconds in layers.items()}
 

@@ -20,6 +20,8 @@ from orca_jax.config import ExecutorConfig
 from orca_jax.exec.buckets import sampler_width, sampler_widths
 from orca_jax.exec.cache import allocate_caches, allocate_zeros, caches_shape, caches_spec
 from orca_jax.exec.compile import Options, compile_all, compiler_options
+from orca_jax.exec.expected import LaunchTimes
+from orca_jax.exec.host import num_processors
 from orca_jax.exec.layers import flatten_module, make_forward
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.program_store import ProgramStore, name_suffix
@@ -64,6 +66,8 @@ class Programs:
         config: shapes.
         mesh: the mesh of the stage.
         greedy_only: see `JaxExecutor`.
+        first: on a CPU the programs of larger buckets are not compiled, unless an earlier start measured these; None
+            for all buckets. See `later`.
 
     Attributes:
         span: the layers of the stage.
@@ -78,7 +82,16 @@ class Programs:
         num_columns: V, the padded vocabulary.
     """
 
-    def __init__(self, decoder: Decoder, config: ExecutorConfig, mesh: Mesh, *, greedy_only: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: ExecutorConfig,
+        mesh: Mesh,
+        *,
+        greedy_only: bool = False,
+        first: int | None = None,
+    ) -> None:
+        self._first = config.buckets[-1] if first is None else first
         self.span = span = decoder.span
         self.is_first, self.is_last = span.is_first, span.is_last
         self._is_switched, self.skips_padding = decoder.is_switched, decoder.is_packed
@@ -153,9 +166,34 @@ class Programs:
         """The platform of the devices."""
         return str(self._mesh.devices.flat[0].platform)
 
-    def compile(self, progress: Progress, times: StartTimes) -> dict[ProgramName, jax.stages.Compiled]:
-        """Load every program from disk, or compile it."""
-        return compile_all(self.lowerings(), self._options, self.store, progress, times)
+    def compile(
+        self, progress: Progress, times: StartTimes, *, later: bool = False
+    ) -> dict[ProgramName, jax.stages.Compiled]:
+        """Load every program from disk, or compile it: those of `later`, or all others."""
+        return compile_all(self.lowerings(later=later), self._options, self.store, progress, times)
+
+    @cached_property
+    def known_times(self) -> LaunchTimes | None:
+        """The times that an earlier start measured; None if there are none, or if they must be measured.
+
+        A GPU or TPU has start-up work in the first runs. Processes that share a model have to run the same.
+        """
+        return LaunchTimes.from_bytes(self.store.read(_times_name())) if self.may_skip_runs else None
+
+    @property
+    def may_skip_runs(self) -> bool:
+        """True if no program has to run before the first request."""
+        return self.platform == "cpu" and self.is_local
+
+    def keep_times(self, measured: LaunchTimes) -> None:
+        """Keep times for `known_times` of later starts."""
+        self.store.write(_times_name(), measured.to_bytes())
+
+    @cached_property
+    def later(self) -> tuple[int, ...]:
+        """Buckets whose programs are needed only if launches of the smaller ones are quick."""
+        largest = self._first if self.known_times is None else max(self._first, self.known_times.largest)
+        return tuple(bucket for bucket in self._config.buckets if bucket > largest) if self.may_skip_runs else ()
 
     @property
     def _options(self) -> Options:
@@ -174,16 +212,22 @@ class Programs:
         directory = config.compile_cache if self._model.decoder is None else None
         return ProgramStore(directory, self._mesh, facts)
 
-    def lowerings(self) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
-        """The functions to trace and lower each program, those that take longest to compile first."""
+    def lowerings(self, *, later: bool = False) -> Mapping[ProgramName, Callable[[], jax.stages.Lowered]]:
+        """The functions to trace and lower each program, those that take longest to compile first.
+
+        They are those of `later`, or all others.
+        """
         config, state = self._config, self._state()
         lower: dict[ProgramName, Callable[[], jax.stages.Lowered]] = {}
-        for width in self.full_widths if self.is_last else ():
+        for width in self.full_widths if self.is_last and not later else ():
             lower["full", width] = partial(self._lower_sampler, "full", width, state)
-        for bucket in config.buckets:
+        buckets = [bucket for bucket in config.buckets if (bucket in self.later) == later]
+        for bucket in buckets:
             lower["layers", bucket] = partial(self._lower_layers, bucket, state)
-        for bucket in self.adapted_layouts:
+        for bucket in buckets if self.adapted_layouts else ():
             lower["adapted", bucket] = partial(self._lower_adapted, bucket, state)
+        if later:
+            return lower
         for width in self.widths if self.is_last else ():
             lower |= {(kind, width): partial(self._lower_sampler, kind, width, state) for kind in self.kinds}
         if self._stacks:
@@ -300,6 +344,10 @@ class Programs:
 
     def _abstract(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
+
+
+def _times_name() -> str:
+    return f"times-{num_processors()}"
 
 
 def compile_stages(

@@ -13,6 +13,7 @@ from orca_jax.exec.programs import DeviceState, ProgramName, Programs
 from orca_jax.exec.sampling.draw import Kind
 from orca_jax.exec.sampling.programs import Drawn, pack_masks
 from orca_jax.model.transformer import Decoder
+from orca_jax.startup import StartTimes
 from orca_jax.step import BlockCopy
 
 type Vector = NDArray[np.int32]
@@ -126,7 +127,7 @@ class Stage:
         state: donated from program to program.
     """
 
-    def __init__(self, decoder: Decoder, shapes: Programs, programs: Mapping[ProgramName, jax.stages.Compiled]) -> None:
+    def __init__(self, decoder: Decoder, shapes: Programs, programs: dict[ProgramName, jax.stages.Compiled]) -> None:
         self.shapes = shapes
         self.programs = programs
         self.state: DeviceState = shapes.allocate_state()
@@ -135,6 +136,14 @@ class Stage:
         self._adapters = shapes.allocate_stacks() if shapes.adapted_layouts else {}
         widths = shapes.full_widths if shapes.is_last else ()
         self._no_masks = {width: shapes.replicate(pack_masks((), width, shapes.num_columns)) for width in widths}
+
+    def has_layers(self, bucket: int) -> bool:
+        """True if the layers of a bucket are compiled."""
+        return ("layers", bucket) in self.programs
+
+    def compile_later(self, times: StartTimes) -> None:
+        """Compile the programs that the start has left out so far."""
+        self.programs |= self.shapes.compile(lambda done, total: None, times, later=True)
 
     def run_layers(
         self, bucket: int, vector: Vector, hidden: jax.Array | None, *, is_adapted: bool = False

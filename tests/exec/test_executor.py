@@ -300,7 +300,7 @@ def test_the_cache_has_as_many_pages_as_fit_and_no_more_than_rows_can_use() -> N
     fewest = 64 // 8 + 4  # a full request, and a page of each row
     assert size_cache(form, spans, memory=20 * one + 5, **sizes).num_blocks == (20,)
     assert size_cache(form, spans, memory=20 * one + 5, usual=0.5, **sizes).num_blocks == (fewest,)
-    assert size_cache(form, spans, memory=28 * one, usual=0.5, **sizes).num_blocks == (14,)
+    assert size_cache(form, spans, memory=28 * one, usual=0.5, **sizes).num_blocks == (12,)
     plenty = size_cache(form, spans, memory=1000 * one, **sizes | {"max_model_len": 60})
     assert plenty.num_blocks == (-(-4 * (60 + 7) // 8),), "four full rows and what reservations waste"
     with pytest.raises(ConfigError, match="lower max_model_len"):

@@ -126,7 +126,7 @@ def test_the_engine_allocates_its_pages(
     draw: Callable[[BestFit, ModelConfig, int], Decoder],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("orca_jax.exec.cache._rounded", lambda number: number)  # it would hide small holes
+    monkeypatch.setattr("orca_jax.exec.cache._rounded", lambda number, bits: number)  # it would hide small holes
     model, memory, settings = MODELS[name], BestFit(int(CARDS[card] * SHARE)), choices_of(EngineConfig("model"))
     placed = placed_on_gpu(model, is_random=source == "random")
 
