@@ -1,5 +1,4 @@
 """The engine process: `python -m orca_jax.link.process FD FORMAT`, started by the front end.
-from orca_jax.startup import ClusterConfig, StartTimes
 
 The main thread owns the engine. One thread reads the socket into the inbox, also while the engine loads or computes, so
 the process ends with its front end. One thread sends heartbeats. Two threads compile grammars and read adapters; a

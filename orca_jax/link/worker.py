@@ -1,5 +1,4 @@
 """A worker process: `python -m orca_jax.serve --node-rank I`, with I from 1 on. It has no HTTP and no engine.
-from orca_jax.startup import ClusterConfig, StartTimes
 
 The main thread builds an executor and repeats the leader's calls. The thread of the connection ends the process.
 """
