@@ -86,8 +86,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"compile_cache": "programs"}, "compile_cache", "no effect on preset:toy"),
     ({"model": "preset:clock-5", "dtype": "float32"}, "dtype", "no effect on preset:clock-5"),
     ({"model": "preset:gpt2-tiny", "load_format": "orbax"}, "load_format", "no weights"),
-    ({"model": MODEL, "tokenizer": "byte", "gpu_memory_utilization": 0.9}, "gpu_memory_utilization", "on a CPU"),
-    ({"model": MODEL, "tokenizer": "byte", "gpu_memory_utilization": 0.5}, "gpu_memory_utilization", "num_pages"),
 ]
 
 # A value of each setting that the toy engine honours, with the rest of the engine's settings.

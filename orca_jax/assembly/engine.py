@@ -142,6 +142,8 @@ class _EngineBuild:
         dtype = dtype_of(config.dtype, devices[0].platform)
         facts = replace(facts, platform=devices[0].platform, dtype=dtype, source=found.source)
         check_support(facts, "platform")
+        if facts.platform == "cpu" and config.gpu_memory_utilization is not None:
+            logger.warning("gpu_memory_utilization is for accelerators; num_pages sets the KV cache of a CPU")
         placed = place_model(
             found.source,
             found.model,

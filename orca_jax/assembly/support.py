@@ -311,9 +311,6 @@ NEEDS: tuple[Need, ...] = (
          "{f.config.attention_implementation!r}{f.meant}", "platform"),
     Need("cpu_products", ("auto",), lambda f: f.platform == "cpu",
          "cpu_products has no effect on {f.platform} devices; leave it out", "platform"),
-    Need("gpu_memory_utilization", (None,), lambda f: f.platform != "cpu",
-         "gpu_memory_utilization has no effect on a CPU, where the KV cache takes a fixed share of the free memory; "
-         "leave it out, or give num_pages", "platform"),
     Need("cpu_products", ("auto", "xla"), lambda f: f.known.decoder is None,
          "cpu_products native has no products with a decoder of your own: use xla", "platform"),
     Need("cpu_products", ("auto", "xla"), lambda f: f.known.quantization != "fp8",

@@ -84,7 +84,7 @@ def free_memory(devices: Sequence[jax.Device], utilization: float, needed: int, 
         free: bytes free on one device; None measures them, if all devices are of this process.
     """
     free = free_bytes(devices, utilization) if free is None else free
-    share = min(utilization, CPU_SHARE) if devices[0].platform == "cpu" else 1
+    share = CPU_SHARE if devices[0].platform == "cpu" else 1
     return int((free - needed) * len(devices) * share)
 
 

@@ -135,7 +135,7 @@ def fit(model: ModelConfig, split: Split, kind: Accelerator, demand: Demand) -> 
 def cache_memory(kind: Accelerator, needed: int, utilization: float) -> int:
     """Bytes for the KV cache on a device: the rest beside weights and workspace, as `exec/cache.free_memory`."""
     if kind.platform == "cpu":
-        return int((kind.memory - needed) * min(utilization, CPU_SHARE))
+        return int((kind.memory - needed) * CPU_SHARE)
     return int(kind.memory * utilization) - needed
 
 

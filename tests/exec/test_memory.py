@@ -84,7 +84,7 @@ def stop(*args, **options):
     print(os.environ.get("XLA_CLIENT_MEM_FRACTION"))
     raise SystemExit
 
-engine.dtype_of = stop  # on a CPU, the next step refuses the setting
+engine.dtype_of = stop
 engine.build_engine(EngineConfig("demo", gpu_memory_utilization=0.7, kernel_self_test=False, progress=False))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
