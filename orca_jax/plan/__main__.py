@@ -25,7 +25,7 @@ from orca_jax.config import (
 )
 from orca_jax.console import lasting_output
 from orca_jax.errors import ConfigError, OrcaError
-from orca_jax.flags import FlagParser, flag_of, help_of, human_int, program, run_program
+from orca_jax.flags import FlagParser, add_model_word, flag_of, help_of, human_int, program, run_program
 from orca_jax.plan.accelerators import (
     ACCELERATORS,
     Accelerator,
@@ -47,9 +47,9 @@ def make_parser() -> FlagParser:
     """Return the parser of the command line."""
     made = FlagParser(prog=program("plan"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = ", ".join(ACCELERATORS)
-    made.add_argument(
-        "--model", required=True, metavar="MODEL", help="directory with a config.json, ORG/NAME, or preset:<name>"
-    )
+    model = made.add_mutually_exclusive_group(required=True)
+    add_model_word(model)
+    model.add_argument("--model", metavar="MODEL", help="directory with a config.json, ORG/NAME, or preset:<name>")
     for name in ("revision", "download_dir"):
         made.add_argument(flag_of(name), help=help_of(name))
     made.add_argument(

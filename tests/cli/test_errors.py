@@ -38,6 +38,8 @@ WRONG_FLAG = {
     "serve --port many": "argument --port: 'many' is not an integer such as 4096",
     "batch": "the following arguments are required: -i/--input, -o/--output; ",
     "completion": "the following arguments are required: shell; ",
+    "plan --devices l4": "one of the arguments MODEL --model is required; ",
+    "plan demo --model demo --devices l4": "--model: not allowed with argument MODEL; ",
     "serve --nothing-like-it": "unrecognized arguments: --nothing-like-it; ",
 }
 WRONG_PATH = {
