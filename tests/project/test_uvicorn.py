@@ -1,4 +1,4 @@
-"""The internals of uvicorn and h11 on which `serve/connection.py` and `serve/server.py` build.
+"""The internals of uvicorn and h11 on which `serve/connection.py` and `serve/http_server.py` build.
 
 A failure here after an upgrade names the change. Adapt those modules, then the table, and then the bounds in
 pyproject.toml.
