@@ -1,22 +1,21 @@
 """The format of log lines. Modules log with the standard library; the formatters here render all records.
 
-Fields go into `extra={...}`, and the id of a call is a field of every line within it. Text of clients may appear in a
-line, but cannot add a line.
+Fields go into `extra={...}`, and structlog's context variables are fields of every line within a call. Text of clients
+may appear in a line, but cannot add a line.
 """
 
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, TextIO
+
+import structlog
 
 from orca_jax.server_config import ServerConfig
 
 Format = Literal["text", "json"]
-_call_id: ContextVar[str] = ContextVar("call_id")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",
@@ -47,21 +46,6 @@ def make_formatter(log_format: Format, process: str) -> logging.Formatter:
     return _Formatter(_json_line if log_format == "json" else _text_line, process)
 
 
-@contextmanager
-def within_call(request_id: str) -> Iterator[None]:
-    """A block whose log lines have the id of the call as `request_id`."""
-    token = _call_id.set(request_id)
-    try:
-        yield
-    finally:
-        _call_id.reset(token)
-
-
-def call_id(default: str) -> str:
-    """The id of the call of the running code, or `default` outside all calls."""
-    return _call_id.get(default)
-
-
 def printable(text: str) -> str:
     """The text with escapes for invisible characters, line ends and cursor movements."""
     if text.isprintable():
@@ -70,7 +54,7 @@ def printable(text: str) -> str:
 
 
 class _Formatter(logging.Formatter):
-    """Renders records."""
+    """Renders records. structlog's own formatter copies each record, and every request logs two."""
 
     def __init__(self, render: Callable[[dict[str, object]], str], process: str) -> None:
         super().__init__()
@@ -86,9 +70,8 @@ class _Formatter(logging.Formatter):
             "logger": record.name,
             "process": self._process,
             "event": record.getMessage(),
+            **structlog.contextvars.get_contextvars(),
         }
-        if request_id := call_id(""):
-            line["request_id"] = request_id
         line |= {name: value for name, value in vars(record).items() if not _is_own(name)}
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = self.formatException(record.exc_info)

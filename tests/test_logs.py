@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca_jax.logs import make_formatter, printable, within_call
+from orca_jax.logs import make_formatter, printable
 from orca_jax.serve.request_context import RequestContext
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
@@ -116,7 +117,7 @@ def test_every_line_of_a_call_has_its_id() -> None:
 
 def test_own_id_wins_over_the_calls() -> None:
     log, lines = json_log()
-    with within_call("call"):
+    with structlog.contextvars.bound_contextvars(request_id="call"):
         log.logger.info("x", extra={"request_id": "engine's"})
     assert lines()[0]["request_id"] == "engine's"
 

@@ -81,7 +81,8 @@ class _EngineBuild:
         found, choices, host = self._found, self._choices, self._host
         directory = cache_directory(found.config.compile_cache)
         with self._times.phase("import"):
-            begin_products(Facts(found.config, host.num_hosts, found.model), directory)
+            if found.config.cpu_products != "xla" and host.num_hosts == 1:
+                begin_products(directory)
             from orca_jax.assembly.executor import start_executor
             from orca_jax.assembly.weights import WeightUpdater
 

@@ -59,10 +59,9 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
     return library if is_faster(library.width, dtype, directory, library.name) else None
 
 
-def begin_products(facts: Facts, directory: str | None) -> None:
+def begin_products(directory: str | None) -> None:
     """Begin to compile the library if it may be used, while JAX is imported. `directory` as for `product_library`."""
-    has_accelerator = bool(entry_points(group="jax_plugins")) or find_spec("libtpu") is not None
-    if not has_accelerator and facts.config.cpu_products != "xla" and facts.num_hosts == 1:
+    if not entry_points(group="jax_plugins") and find_spec("libtpu") is None:  # JAX has no accelerator
         from orca_jax.kernels.native import begin_library
 
         begin_library(directory)

@@ -51,6 +51,7 @@ class EngineLink(asyncio.Protocol):
         self._begun = begun
         self._frames = FrameReader()
         self._failure: Failed | None = None
+        self._socket: socket.socket | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._reaper: asyncio.Task[None] | None = None
@@ -61,6 +62,7 @@ class EngineLink(asyncio.Protocol):
         """Start the process and send it the configuration of the engine."""
         begun = time.monotonic() if self._begun is None else self._begun
         ours, theirs = socket.socketpair()
+        self._socket = ours
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "orca_jax.link.process", str(theirs.fileno()), config.log_format),
@@ -97,6 +99,8 @@ class EngineLink(asyncio.Protocol):
         if self._transport is not None:
             self.send(Leave())
             self._transport.close()
+        elif self._socket is not None:
+            self._socket.close()  # the start was cancelled
         if self._process is None:
             return
         try:

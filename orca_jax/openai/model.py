@@ -52,7 +52,7 @@ class Model:
     specials: Mapping[str, int] = field(default_factory=dict)  # id of each special token by its text
 
 
-class Texts(NamedTuple):
+class ModelTexts(NamedTuple):
     """What the files of the model have for the front end."""
 
     source: str  # the directory, or the GGUF file
@@ -91,7 +91,7 @@ class Service:
         self.started = int(time.time())
         self.adapters: dict[str, AdapterPlace] = {}  # by name
         self._model: Model | None = None
-        self._texts: asyncio.Task[Texts] | None = None
+        self._texts: asyncio.Task[ModelTexts] | None = None
         self._ready: Ready | None = None
         self._threads = EncodingThreads()
         self._warnings: set[str] = set()
@@ -108,7 +108,7 @@ class Service:
             return  # the same model in a new process
         reading, self._texts = self._texts, None
         self.close()
-        texts = Texts("", {}, None) if reading is None else await reading
+        texts = ModelTexts("", {}, None) if reading is None else await reading
         self._model = await asyncio.to_thread(_load, ready, self.config, texts)
         self._ready = ready
 
@@ -264,7 +264,7 @@ def check_texts(config: ServerConfig) -> None:
     _read_texts(config).close()
 
 
-def _read_texts(config: ServerConfig, *, with_tokenizer: bool = False) -> Texts:
+def _read_texts(config: ServerConfig, *, with_tokenizer: bool = False) -> ModelTexts:
     engine, tokenizer = config.engine, None
     texts = _texts_from(texts_of(engine), config)
     source = engine.tokenizer or directory_of(engine)
@@ -275,12 +275,12 @@ def _read_texts(config: ServerConfig, *, with_tokenizer: bool = False) -> Texts:
     return texts._replace(tokenizer=tokenizer)
 
 
-def _texts_from(source: str, config: ServerConfig) -> Texts:
+def _texts_from(source: str, config: ServerConfig) -> ModelTexts:
     defaults = read_generation_defaults(source, config.generation_config)
-    return Texts(source, defaults, load_chat_template(source, config.chat_template))
+    return ModelTexts(source, defaults, load_chat_template(source, config.chat_template))
 
 
-def _load(ready: Ready, config: ServerConfig, texts: Texts) -> Model:
+def _load(ready: Ready, config: ServerConfig, texts: ModelTexts) -> Model:
     if texts.source != ready.source or not texts.source:
         texts.close()
         texts = _texts_from(ready.source, config)._replace(tokenizer=texts.tokenizer)

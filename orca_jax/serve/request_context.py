@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Collection
 from ipaddress import ip_address
 
+import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orca_jax.logs import within_call
 from orca_jax.openai.errors import ApiError
 from orca_jax.serve.handlers import error_response
 from orca_jax.telemetry.observer import ServerObserver
@@ -45,7 +45,7 @@ class RequestContext:
         request_id = _request_id(scope)
         scope.setdefault("state", {}).update(request_id=request_id, caller=None)
         with (
-            within_call(request_id),
+            structlog.contextvars.bound_contextvars(request_id=request_id),
             self._observer.continued_trace(scope["headers"]),
         ):
             await _HttpExchange(self._observer, scope, send, request_id).run(self._app, receive)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from orca_jax.config import MAX_LORAS
 from orca_jax.engine import HOST_PARTS, totals
 from orca_jax.link.wire import Heartbeat
-from orca_jax.logs import call_id
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import EngineSummary
@@ -58,7 +58,7 @@ class RequestRecord:
     def __init__(self, observer: "ServerObserver", request_id: str, endpoint: str, num_prompt_tokens: int) -> None:
         self._observer = observer
         self._request_id = request_id
-        self._call_id = call_id(request_id)
+        self._call_id: str = structlog.contextvars.get_contextvars().get("request_id", request_id)
         self._endpoint = endpoint
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens = 0

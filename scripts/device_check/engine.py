@@ -18,7 +18,7 @@ from device_check.part import Found, Setting, Write, attempt
 from device_check.trace import throughput, trace_of
 from orca_jax.bench.workload.generate import WorkloadRequest
 
-NEEDED = ("llguidance", "msgspec", "shtab", "starlette", "uvicorn", "zmq")
+NEEDED = ("llguidance", "msgspec", "shtab", "starlette", "structlog", "uvicorn", "zmq")
 PROMPT = "Once there was"
 SERVER_SECONDS = 75  # for its start; the part has twice as much
 STOP_SECONDS = 15

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from orca_jax.engine import EngineStats
 from orca_jax.link.wire import Heartbeat
-from orca_jax.logs import within_call
 from orca_jax.request import RequestMetrics, RequestUpdate
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import EngineSummary, StartReport
@@ -127,7 +127,7 @@ def test_line_of_a_choice_has_the_calls_id(caplog: pytest.LogCaptureFixture) -> 
     """All log lines of a call carry its `x-request-id`."""
     observer = ServerObserver(ServerConfig())
     with caplog.at_level(logging.INFO):
-        with within_call("call"):
+        with structlog.contextvars.bound_contextvars(request_id="call"):
             records = [observer.begin(name, "/v1/completions", 1) for name in ("call", "call-0")]
         for record in records:
             record.end("abort")  # later, and perhaps in another task

@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -224,17 +225,12 @@ def _compiled_in(compiler: str, folder: Path | None) -> bytes:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as beside:
         # The compiler's own files go there too: a container may have no other folder that can be written.
         command = ["env", f"TMPDIR={beside}", compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}"]
-
-        def compile_one(source: Path) -> str:
-            made = str(Path(beside) / f"{source.stem}.o")
-            _run([*command, "-c", str(source), "-o", made], _COMPILE_SECONDS)
-            return made
-
-        sources = sorted(_SOURCES.glob("*.c"))
-        with ThreadPoolExecutor(len(sources)) as threads:
-            parts = list(threads.map(compile_one, sources))
+        parts = {str(source): f"{beside}/{source.stem}.o" for source in _SOURCES.glob("*.c")}
+        lines = [[*command, "-c", source, "-o", part] for source, part in parts.items()]
+        with ThreadPoolExecutor(len(lines)) as threads:
+            list(threads.map(partial(_run, seconds=_COMPILE_SECONDS), lines))
         made = Path(beside) / "native.so"
-        _run([*command, "-shared", *parts, "-o", str(made)], _COMPILE_SECONDS)
+        _run([*command, "-shared", *sorted(parts.values()), "-o", str(made)], _COMPILE_SECONDS)
         return made.read_bytes()
 
 
