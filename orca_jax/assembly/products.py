@@ -1,6 +1,8 @@
 """The choice of matrix products on a CPU: those of XLA, or those of a library with packed matrices."""
 
+import contextlib
 import logging
+import threading
 from dataclasses import replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -62,9 +64,14 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
 def begin_products(directory: str | None) -> None:
     """Begin to compile the library if it may be used, while JAX is imported. `directory` as for `product_library`."""
     if not entry_points(group="jax_plugins") and find_spec("libtpu") is None:  # JAX has no accelerator
-        from orca_jax.kernels.native import begin_library
+        threading.Thread(target=_begin, args=(directory,), name="library").start()
 
-        begin_library(directory)
+
+def _begin(directory: str | None) -> None:
+    from orca_jax.kernels.native import require_library
+
+    with contextlib.suppress(Exception):  # `product_library` logs the reason
+        require_library(directory)
 
 
 def _is_measured(dtype: str) -> bool:

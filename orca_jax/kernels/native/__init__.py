@@ -12,7 +12,7 @@ from orca_jax.kernels.native.few_bits import (
     unpack_columns,
 )
 from orca_jax.kernels.native.increments import attend_increments, write_and_attend_increments
-from orca_jax.kernels.native.library import Library, begin_library, load_library, loaded_library
+from orca_jax.kernels.native.library import Library, load_library, loaded_library, require_library
 from orca_jax.kernels.native.products import (
     LayerRows,
     Packed,
@@ -33,7 +33,6 @@ __all__ = [
     "Packed",
     "PackedBits",
     "attend_increments",
-    "begin_library",
     "bits_in_stack",
     "can_pack",
     "can_pack_bits",
@@ -48,6 +47,7 @@ __all__ = [
     "packed_columns",
     "packed_product",
     "packed_products",
+    "require_library",
     "unpack_columns",
     "write_and_attend_increments",
 ]

@@ -46,9 +46,6 @@ _FUNCTIONS = (
 _MEMORY_NAME = "orca-jax-native"
 
 
-_FAILURES = (OSError, subprocess.SubprocessError, jax.errors.JaxRuntimeError)
-
-
 class _AbsentError(Exception):
     """The reason why this machine has no library."""
 
@@ -80,25 +77,16 @@ def load_library(directory: str | None) -> Library | None:
             that cannot be written. The first library of a process serves all its engines.
     """
     try:
-        return _load(directory)
+        return require_library(directory)
     except _AbsentError as error:
         logger.info("products are those of XLA, since the library in C is not used: %s", error)
-    except _FAILURES as error:
+    except (OSError, subprocess.SubprocessError, jax.errors.JaxRuntimeError) as error:
         logger.warning("products are those of XLA, since the library in C cannot be used: %s", _last_line(error))
     return None
 
 
-def begin_library(directory: str | None) -> None:
-    """Begin `load_library` in a thread, so that a later call waits for less. That call has the reason of a failure."""
-
-    def begin() -> None:
-        with contextlib.suppress(_AbsentError, *_FAILURES):
-            _load(directory)
-
-    threading.Thread(target=begin, name="library").start()
-
-
-def _load(directory: str | None) -> Library:
+def require_library(directory: str | None) -> Library:
+    """As `load_library`, but raise the reason of a failure. A call while another thread compiles waits for it."""
     with _lock:
         if not _registered:
             _check_machine()
