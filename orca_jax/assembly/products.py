@@ -63,15 +63,15 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
 
 def begin_products(directory: str | None) -> None:
     """Begin to compile the library if it may be used, while JAX is imported. `directory` as for `product_library`."""
-    if not entry_points(group="jax_plugins") and find_spec("libtpu") is None:  # JAX has no accelerator
-        threading.Thread(target=_begin, args=(directory,), name="library").start()
+    if entry_points(group="jax_plugins") or find_spec("libtpu") is not None:
+        return  # JAX has an accelerator
+    from orca_jax.kernels.native import require_library  # in this thread: two that import JAX would wait for each other
 
+    def begin() -> None:
+        with contextlib.suppress(Exception):  # `product_library` logs the reason
+            require_library(directory)
 
-def _begin(directory: str | None) -> None:
-    from orca_jax.kernels.native import require_library
-
-    with contextlib.suppress(Exception):  # `product_library` logs the reason
-        require_library(directory)
+    threading.Thread(target=begin, name="library").start()
 
 
 def _is_measured(dtype: str) -> bool:
