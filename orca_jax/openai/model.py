@@ -116,8 +116,9 @@ class Service:
         """Stop the processes of the chat template."""
         if self._model is not None and self._model.template is not None:
             self._model.template.close()
-        if self._texts is not None and self._texts.done() and self._texts.exception() is None:
-            self._texts.result().close()
+        reading = self._texts
+        if reading is not None and reading.done() and not reading.cancelled() and reading.exception() is None:
+            reading.result().close()
 
     @property
     def is_ready(self) -> bool:

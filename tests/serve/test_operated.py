@@ -26,8 +26,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys.write_text(f"# who\n{OTHER_KEY}\n")
     keys.chmod(0o600)
     access = ("--api-key", KEY, "--api-key-file", str(keys), "--allowed-origins", PAGE)
-    of_gpus = ("--gpu-memory-utilization", "0.9")
-    with running(*access, *of_gpus, "--log-format", "json", "--log-requests", api_key=KEY) as server:
+    with running(*access, "--log-format", "json", "--log-requests", api_key=KEY) as server:
         yield server
     said = "".join([*server.lines, *server.errors])
     assert KEY not in said and OTHER_KEY not in said, "a key is in the log"
@@ -46,10 +45,6 @@ def metrics(server: Server) -> dict[str, float]:
 
 def log(server: Server) -> list[dict[str, Any]]:
     return [json.loads(line) for line in list(server.errors)]
-
-
-def test_a_share_of_a_gpu_is_taken_and_named_on_a_cpu(operated: Server) -> None:
-    assert any("num_pages sets the KV cache of a CPU" in line["event"] for line in log(operated))
 
 
 def raw(server: Server, method: str, target: str) -> int:
