@@ -52,6 +52,7 @@ class EngineLink(asyncio.Protocol):
         self._frames = FrameReader()
         self._failure: Failed | None = None
         self._socket: socket.socket | None = None
+        self._is_alone = False  # no other processes need its farewell
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._reaper: asyncio.Task[None] | None = None
@@ -61,6 +62,7 @@ class EngineLink(asyncio.Protocol):
     async def start(self, config: ServerConfig) -> None:
         """Start the process and send it the configuration of the engine."""
         begun = time.monotonic() if self._begun is None else self._begun
+        self._is_alone = config.cluster is None
         ours, theirs = socket.socketpair()
         self._socket = ours
         with theirs:
@@ -103,6 +105,8 @@ class EngineLink(asyncio.Protocol):
             self._socket.close()  # the start was cancelled
         if self._process is None:
             return
+        if self._is_alone and not self.ready.done() and self._process.returncode is None:
+            self._process.kill()  # it loads, and would go on for a second
         try:
             await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
         except TimeoutError:
