@@ -12,17 +12,13 @@ _SPARE = 64  # jobs that ended while they waited, before they are removed
 class PolicyRequest:
     """A `policy.RequestView` over a request."""
 
-    __slots__ = (
-        "_table", "admitted_with", "hit", "last_token", "left", "num_evictions", "predicted_at", "request", "seen",
-    )  # fmt: skip
+    __slots__ = ("_table", "admitted_with", "hit", "left", "num_evictions", "predicted_at", "request")
 
     def __init__(self, request: Request, table: "JobTable | None" = None) -> None:
         self.request = request
         self._table = table
         self.num_evictions = 0
         self.admitted_with = 0  # generated tokens at the last admission
-        self.seen = 0  # generated tokens at the last look
-        self.last_token: float | None = None
         self.predicted_at = 0  # generated tokens at the last prediction
         self.hit: tuple[int, Hit] = (-1, NO_HIT)  # the number of the selection that it was found in
         self.left: int | None = None  # of a resident: tokens that may be processed in this selection
@@ -108,6 +104,10 @@ class PolicyRequest:
     def first_token(self) -> float | None:
         return self.request.first_token
 
+    @property
+    def last_token(self) -> float | None:
+        return self.request.last_token
+
 
 class _Jobs(dict[Request, PolicyRequest]):
     """The job of each request, made when it is looked at."""
@@ -131,7 +131,7 @@ class JobTable:
         self.with_rows: Sequence[PolicyRequest] = ()
         self.residents: Sequence[PolicyRequest] = ()  # of these, the ones that have not ended
 
-    def begin(self, pool: RequestPool, now: float) -> list[PolicyRequest]:
+    def begin(self, pool: RequestPool) -> list[PolicyRequest]:
         """Begin a selection; returns the jobs that ended since the last one."""
         self._pool, self._number, before = pool, self._number + 1, self.with_rows
         self.with_rows = self.residents = tuple(map(self._jobs.__getitem__, pool.running.values()))
@@ -146,28 +146,27 @@ class JobTable:
             ended = [job for job in self._jobs.values() if job.request.state is State.FINISHED]
         for job in ended:
             del self._jobs[job.request]
-        self._read(pool, now)
+        self._read(pool)
         return ended
 
-    def _read(self, pool: RequestPool, now: float) -> None:
-        """Read the new tokens of residents, and the number of tokens that each has left."""
+    def _read(self, pool: RequestPool) -> None:
+        """Read the number of tokens that each resident has left, and predict lengths again."""
         last = pool.num_plans - self._num_stages  # tokens drawn in later plans are on their way through the stages
-        refresh: int | None = getattr(pool.predictor, "refresh", None)  # only predictors from outside have it
         is_leaving = False
         for job in self.with_rows:
             request = job.request
             if request.finish_reason or request.aborted:
                 job.left, is_leaving = 0, True
-                continue
-            seen = len(request.generated_ids)
-            if seen != job.seen:
-                job.seen, job.last_token = seen, now
-                if refresh is not None and seen >= job.predicted_at + refresh:
-                    job.predicted_at, request.predicted_output = seen, pool.predictor.predict(request)
-            job.left = 0 if request.drawn_in > last and request.num_pending else request.num_left
+            else:
+                job.left = 0 if request.drawn_in > last and request.num_pending else request.num_left
         if is_leaving:
             alive = [job for job in self.with_rows if not (job.request.finish_reason or job.request.aborted)]
             self.residents = tuple(alive)
+        refresh: int | None = getattr(pool.predictor, "refresh", None)  # only predictors from outside have it
+        for job in self.residents if refresh is not None else ():
+            seen = job.num_generated
+            if seen >= job.predicted_at + refresh:
+                job.predicted_at, job.request.predicted_output = seen, pool.predictor.predict(job.request)
 
     def waiting(self) -> Iterator[PolicyRequest]:
         """The jobs without a row that could get one."""

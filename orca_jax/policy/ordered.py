@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import ClassVar
 
 from orca_jax.policy.protocol import API, Decision, Order, PolicyView, RequestView
@@ -29,6 +29,7 @@ class Ordered:
         self.order = order
         self.watermark = watermark
         self._known = _Ranks(order)
+        self._residents: tuple[Sequence[RequestView], list[RequestView]] = ((), [])  # the latest ones, and sorted
 
     def started(self, job: RequestView, num_tokens: int) -> None:
         """Does nothing: an order reads the progress of jobs."""
@@ -41,9 +42,13 @@ class Ordered:
         """Residents by key, and newcomers by key as far as rows, budget and pages reach."""
         if self.order.preempts:
             return self._first(view)
-        residents, draft = self._sorted(view.residents, view.now), _Draft(view)
-        lefts = [(job, left) for job in residents if (left := job.num_left)]
-        increments, chunks = [each for each in lefts if each[1] == 1], [each for each in lefts if each[1] > 1]
+        known, residents = self._residents
+        if not (self.order.is_static and view.residents == known):
+            residents = self._sorted(view.residents, view.now)
+            self._residents = view.residents, residents
+        draft, lefts = _Draft(view), [(job, left) for job in residents if (left := job.num_left)]
+        chunks = [each for each in lefts if each[1] > 1]
+        increments = [each for each in lefts if each[1] == 1] if chunks else lefts
         if not draft.resumes(increments):
             chunks = [*increments, *chunks]
         for job, left in chunks:
@@ -62,6 +67,7 @@ class Ordered:
         waiting = self._sorted(view.waiting, view.now)
         if not waiting:
             return
+        draft.count_pages()
         spare, admitted = draft.spare(residents), 0
         for job in waiting:
             left = job.num_left
@@ -121,6 +127,7 @@ class _Draft:
         self.free = view.free_pages
         self.taken = 0 * view.free_pages
         self.run: list[tuple[RequestView, int]] = []
+        self.uncounted: Sequence[tuple[RequestView, int]] = ()  # of these, the ones whose pages are still free here
         self.evict: list[RequestView] = []
         self.num_draws = 0
         self.is_short = False  # a resident could not get the pages for its tokens
@@ -142,18 +149,23 @@ class _Draft:
 
     def resumes(self, increments: Sequence[tuple[RequestView, int]]) -> bool:
         """Begin with these residents, if places, tokens and pages are enough for all of them."""
-        view, count, free = self.view, len(increments), self.free
+        view, count = self.view, len(increments)
         if count > min(view.max_batch, view.max_draws, self.budget):
             return False
-        taken = self.taken
-        for job, _ in increments:
-            taken += view.pages(job, 1)
-            if taken > free:
+        if view.most_pages(count, count) > self.free:
+            needs = accumulate([view.pages(job, 1) for job, _ in increments], initial=self.taken)
+            if any(each > self.free for each in needs):
                 return False
-        self.run, self.num_draws, self.taken = [*increments], count, taken
+        self.run, self.uncounted, self.num_draws = [*increments], increments, count
         self.budget -= count
-        self.free -= taken
         return True
+
+    def count_pages(self) -> None:
+        """Take the pages of the first choices, which few decisions need to know."""
+        taken = sum([self.view.pages(job, size) for job, size in self.uncounted], 0 * self.free)
+        self.uncounted = ()
+        self.free -= taken
+        self.taken += taken
 
     def choose(self, job: RequestView, num_left: int, num_tokens: int, pages: BlockCount) -> None:
         """Add a job with so many of its tokens, which take these pages."""
@@ -167,6 +179,7 @@ class _Draft:
         """Choose a resident for as many tokens as budget and pages allow; evict the last ones for its pages."""
         if not self.may_take(num_left) or job in self.evict:
             return
+        self.count_pages()
         size = min(num_left, self.budget)
         while (pages := self.view.pages(job, size)) > self.free:
             self.is_short = True

@@ -117,6 +117,10 @@ class PolicyView(Protocol):
         """Pages that a job takes, beside its own, until `num_tokens` tokens more are computed."""
         ...
 
+    def most_pages(self, num_tokens: int, num_jobs: int) -> BlockCount:
+        """Pages that so many residents take at most, until so many tokens more of them are computed; found quickly."""
+        ...
+
     def use_whole_pages(self, job: RequestView) -> None:
         """Reuse only whole cached pages for a waiting job: `num_cached` falls, and it may take a page less.
 

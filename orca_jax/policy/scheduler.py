@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence, Set
-from itertools import starmap
 from operator import index
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, MeasuredSeconds, Selection, Traits, unknown_seconds
+from orca_jax.sched.scheduler import Choice, MeasuredSeconds, Selection, Traits, plain_choice, unknown_seconds
 
 SLOW_SECONDS = 0.01
 """A decision that takes longer is counted as slow, and the first one is logged."""
@@ -55,6 +54,9 @@ class LiveView:
         lacking = kv.lacking(row, start + num_tokens)
         return lacking - kv.behind(row, start) if kv.has_windows else lacking
 
+    def most_pages(self, num_tokens: int, num_jobs: int) -> BlockCount:
+        return (num_jobs - -num_tokens // self._kv.page_size) * self._kv.of_page
+
     def _pages_of_newcomer(self, job: Any, num_tokens: int) -> BlockCount:
         hit = self._table.hit_of(job)
         needed = self._kv.needed(hit, hit.num_tokens + num_tokens)
@@ -68,12 +70,8 @@ class LiveView:
         self, run: Sequence[tuple[Any, int]], newcomers: Set[Any], num_tokens: int, free: BlockCount
     ) -> BlockCount | None:
         """The pages that a decision with so many tokens takes, if they are more than `free`."""
-        taken = 0 * free
-        if newcomers:
-            taken = sum([self.pages(job, size) for job, size in run if job in newcomers], taken)
-        kv = self._kv
-        most = kv.needed(NO_HIT, num_tokens + kv.page_size * len(run))  # a job begins at most a page beside full ones
-        if not (kv.has_windows or taken + most > free):
+        new = sum([self.pages(job, size) for job, size in run if job in newcomers], 0 * free) if newcomers else 0
+        if not new + self.most_pages(num_tokens, len(run)) > free:
             return None
         taken = sum([self.pages(*each) for each in run], 0 * free)
         return taken if taken > free else None
@@ -141,11 +139,18 @@ class PolicyScheduler:
             PolicyError: it raised an exception, or the decision cannot be applied.
         """
         table = self._table
-        if ended := table.begin(pool, pool.now):
-            self._tell("ended", [(job,) for job in ended])
+        ended = table.begin(pool)
+        try:
+            for job in ended:
+                self.policy.ended(job)
+        except Exception as error:
+            raise self._raised("ended", error) from error
         view = LiveView(self, table, pool, kv)
         start = time.perf_counter()
-        wanted = self._tell("decide", [(view,)])[0]
+        try:
+            wanted = self.policy.decide(view)
+        except Exception as error:
+            raise self._raised("decide", error) from error
         is_slow = self._is_slow(time.perf_counter() - start)
         newcomers = self._newcomers(wanted)
         decision = self.guard.overrule(wanted, view, table, pool)
@@ -159,10 +164,15 @@ class PolicyScheduler:
         if newcomers or kv.states is not None:
             choices = [self._choice(job, size, kv) for job, size in run]
         else:
-            choices = [Choice(job.request, size) for job, size in run]
+            choices = [plain_choice(job.request, size) for job, size in run]
         for job in evict:
             job.num_evictions += 1
-        self._tell("started", run)
+        started = self.policy.started
+        try:
+            for job, size in run:
+                started(job, size)
+        except Exception as error:
+            raise self._raised("started", error) from error
         return Selection(
             choices,
             [job.request for job in evict],
@@ -186,16 +196,13 @@ class PolicyScheduler:
             num_tokens = kv.states.chunk(request.row, start, num_tokens, len(request.prompt_ids))
         return Choice(request, num_tokens, (), hit)
 
-    def _tell(self, method: str, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of the policy with each of these arguments. Its exceptions become a PolicyError."""
-        try:
-            return list(starmap(getattr(self.policy, method), calls))
-        except Exception as error:
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            at = f" at line {place.tb_lineno}" if place is not None else ""
-            raise PolicyError(f"{self.name}: {method} raised {type(error).__name__}: {error}{at}") from error
+    def _raised(self, method: str, error: Exception) -> PolicyError:
+        """The error for an exception of the policy; it names the last line."""
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        at = f" at line {place.tb_lineno}" if place is not None else ""
+        return PolicyError(f"{self.name}: {method} raised {type(error).__name__}: {error}{at}")
 
     def _is_slow(self, seconds: float) -> bool:
         if seconds < SLOW_SECONDS:
@@ -250,16 +257,19 @@ class PolicyScheduler:
     def _check(self, decision: Decision, newcomers: Set[Any], view: LiveView) -> None:
         """Refuse a decision beyond the limits of the view."""
         run, evict = decision.run, decision.evict
-        sizes, unused = [size for _, size in run], [job.num_left - size for job, size in run]
-        if run and (min(unused) < 0 or min(sizes) < 1):
-            job, size = next(each for each in run if not 1 <= each[1] <= each[0].num_left)
-            raise self._refuse(f"{job!r} runs with {size} tokens, and num_left is {job.num_left}")
-        num_tokens = sum(sizes)
+        num_tokens = num_draws = 0
+        jobs: Sequence[tuple[Any, int]] = run
+        for job, size in jobs:
+            left = job.num_left if job.left is None else job.left  # that of a resident is read without a call
+            if not 1 <= size <= left:
+                raise self._refuse(f"{job!r} runs with {size} tokens, and num_left is {left}")
+            num_tokens += size
+            num_draws += size == left
         for what, number, most in (
             ("jobs", len(run), view.max_batch),
             ("tokens", num_tokens, view.token_budget),
             ("newcomers", len(newcomers), view.free_rows + len(evict)),
-            ("jobs that draw a token", unused.count(0), view.max_draws),
+            ("jobs that draw a token", num_draws, view.max_draws),
         ):
             if number > most:
                 raise self._refuse(f"{number} {what} in one iteration, and the limit is {most}")

@@ -74,7 +74,7 @@ class KVManager:
         self._num_drafts = num_drafts
         self._windows = [(index, group) for index, group in enumerate(groups) if group.window is not None]
         self.has_windows = bool(self._windows)
-        self._of_page = count_of(num_groups)  # blocks of one page of a row, in all groups
+        self.of_page = count_of(num_groups)  # blocks of one page of a row, in all groups
         self.no_blocks = count_of([0] * len(num_blocks))
         self.reserved_slots = self.no_blocks  # [n_rsrv]
         self._free_rows = list(reversed(range(num_rows)))
@@ -89,7 +89,7 @@ class KVManager:
         self._first = [[0] * len(groups) for _ in range(num_rows)]  # entries before these were left
         self._leaves_at = [self._next_leave([0] * len(groups))] * num_rows  # by the start of a plan
         # What the demand of all running requests may reach: slots with reservations, else blocks.
-        self.capacity = count_of(num_blocks) if n_slots is None else n_slots * self._of_page
+        self.capacity = count_of(num_blocks) if n_slots is None else n_slots * self.of_page
 
     @property
     def num_free_blocks(self) -> BlockCount:
@@ -129,7 +129,7 @@ class KVManager:
         """
         if self.n_slots is None:
             return self._blocks(max_total)
-        return self._sum(self._slots(num_prompt, max_total)) if self._windows else max_total * self._of_page
+        return self._sum(self._slots(num_prompt, max_total)) if self._windows else max_total * self.of_page
 
     def blocks_by_group(self, num_tokens: int) -> Sequence[int]:
         """The most blocks that a request of so many tokens holds at once in each group, without reservations."""
@@ -192,7 +192,7 @@ class KVManager:
     def lacking(self, row: int, num_tokens: int) -> BlockCount:
         """Blocks to allocate until a row can hold `num_tokens` tokens in all."""
         pages = -(-num_tokens // self.page_size) - self._num_pages[row]
-        return pages * self._of_page if pages > 0 else self.no_blocks
+        return pages * self.of_page if pages > 0 else self.no_blocks
 
     def behind(self, row: int, start: int) -> BlockCount:
         """Blocks that are free after `leave` with these arguments."""
@@ -207,7 +207,7 @@ class KVManager:
 
     def room(self, row: int, free: BlockCount) -> int:
         """Tokens in all that a row can hold with `free` blocks more."""
-        pages = min([number // each for number, each in zip(by_pool(free), by_pool(self._of_page), strict=True)])
+        pages = min([number // each for number, each in zip(by_pool(free), by_pool(self.of_page), strict=True)])
         return (self._num_pages[row] + pages) * self.page_size
 
     def to_come(self, row: int | None, start: int, num_tokens: int) -> BlockCount:
@@ -217,7 +217,7 @@ class KVManager:
         if pages <= 0:
             return self.no_blocks
         if not self._windows:
-            return pages * self._of_page
+            return pages * self.of_page
         return self._beside([self._num_pages[row] - each for each in self._first[row]], start, num_tokens)
 
     def needed(self, hit: Hit, num_tokens: int) -> BlockCount:
@@ -226,7 +226,7 @@ class KVManager:
         These are blocks to allocate, kept blocks to share, and kept sources of copies.
         """
         if hit is NO_HIT and not self._windows:
-            return -(-num_tokens // self.page_size) * self._of_page
+            return -(-num_tokens // self.page_size) * self.of_page
         kept, held = [0] * len(self._pools), [0] * len(self.groups)
         for group, layers in enumerate(self.groups if hit.num_tokens else ()):
             # With a copy the row begins behind the full pages: it leaves those that its first token does not read.
@@ -358,7 +358,7 @@ class KVManager:
     def _blocks(self, num_tokens: int) -> BlockCount:
         """The most blocks that a request of so many tokens holds at once, without reservations."""
         if not self._windows:
-            return -(-num_tokens // self.page_size) * self._of_page
+            return -(-num_tokens // self.page_size) * self.of_page
         return self._sum(self.blocks_by_group(num_tokens))
 
     def _slots(self, num_prompt: int, max_total: int) -> tuple[int, ...]:

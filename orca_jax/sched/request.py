@@ -73,6 +73,7 @@ class Request:
     aborted: bool = False
     first_scheduled: float | None = None
     first_token: float | None = None
+    last_token: float | None = None  # its newest update
 
     @property
     def num_tokens(self) -> int:

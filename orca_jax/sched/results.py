@@ -84,8 +84,9 @@ def update_of(request: Request, now: float) -> RequestUpdate:
     start, ids = request.num_delivered, request.generated_ids
     request.num_delivered = len(ids)
     new_ids = tuple(ids[start:])
+    request.last_token = now
     if reason is None and start and not request.logprobs:  # nearly all updates
-        return RequestUpdate(request.request_id, new_ids)
+        return tuple.__new__(RequestUpdate, (request.request_id, new_ids, None, None, None, (), None, 0, None))  # quick
     if (new_ids or request.pooled is not None) and request.first_token is None:
         request.first_token = now
     is_first = bool(new_ids) and not start
