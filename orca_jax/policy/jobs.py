@@ -1,6 +1,7 @@
 """`RequestView` over the engine's own requests."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT, Hit
@@ -13,6 +14,22 @@ class PolicyRequest:
     """A `policy.RequestView` over a request."""
 
     __slots__ = ("_table", "admitted_with", "hit", "left", "num_evictions", "predicted_at", "request")
+
+    index = property(attrgetter("request.arrival_index"))
+    arrival = property(attrgetter("request.arrival"))
+    max_tokens = property(attrgetter("request.params.max_tokens"))
+    num_pending = property(attrgetter("request.num_pending"))
+    num_computed = property(attrgetter("request.num_computed"))
+    predicted = property(attrgetter("request.predicted_output"))
+    priority = property(attrgetter("request.urgency.priority"))
+    tenant = property(attrgetter("request.urgency.tenant"))
+    deadline = property(attrgetter("request.urgency.deadline"))
+    program = property(attrgetter("request.urgency.program"))
+    weight = property(attrgetter("request.urgency.weight"))
+    ttft = property(attrgetter("request.urgency.ttft"))
+    tpot = property(attrgetter("request.urgency.tpot"))
+    first_token = property(attrgetter("request.first_token"))
+    last_token = property(attrgetter("request.last_token"))
 
     def __init__(self, request: Request, table: "JobTable | None" = None) -> None:
         self.request = request
@@ -27,32 +44,12 @@ class PolicyRequest:
         return f"job {self.index}"
 
     @property
-    def index(self) -> int:
-        return self.request.arrival_index
-
-    @property
-    def arrival(self) -> float:
-        return self.request.arrival
-
-    @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_ids)
 
     @property
-    def max_tokens(self) -> int:
-        return self.request.params.max_tokens
-
-    @property
     def num_generated(self) -> int:
         return len(self.request.generated_ids)
-
-    @property
-    def num_pending(self) -> int:
-        return self.request.num_pending
-
-    @property
-    def num_computed(self) -> int:
-        return self.request.num_computed
 
     @property
     def num_left(self) -> int:
@@ -67,46 +64,6 @@ class PolicyRequest:
     @property
     def is_resident(self) -> bool:
         return self.request.row is not None
-
-    @property
-    def predicted(self) -> float:
-        return self.request.predicted_output
-
-    @property
-    def priority(self) -> int:
-        return self.request.urgency.priority
-
-    @property
-    def tenant(self) -> str:
-        return self.request.urgency.tenant
-
-    @property
-    def deadline(self) -> float | None:
-        return self.request.urgency.deadline
-
-    @property
-    def program(self) -> str:
-        return self.request.urgency.program
-
-    @property
-    def weight(self) -> float:
-        return self.request.urgency.weight
-
-    @property
-    def ttft(self) -> float | None:
-        return self.request.urgency.ttft
-
-    @property
-    def tpot(self) -> float | None:
-        return self.request.urgency.tpot
-
-    @property
-    def first_token(self) -> float | None:
-        return self.request.first_token
-
-    @property
-    def last_token(self) -> float | None:
-        return self.request.last_token
 
 
 class _Jobs(dict[Request, PolicyRequest]):
