@@ -139,7 +139,7 @@ MUTANTS: dict[str, tuple[str, object, str, Callable[..., Any]]] = {
         "chunked", plan, "_leave", lambda request, start, pool: LEAVE(request, start + request.num_left, pool)
     ),
     "shared blocks count as given back": (
-        "chunked, overlapped", KVManager, "behind", lambda kv, row, start: BEHIND(kv, row, start) + kv._of_page
+        "chunked, overlapped", KVManager, "behind", lambda kv, row, start: BEHIND(kv, row, start) + kv.of_page
     ),
     "a reservation without the page more": (
         "orca", KVManager, "_slots", lambda kv, num_prompt, max_total: tuple(
