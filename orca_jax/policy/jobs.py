@@ -120,10 +120,11 @@ class JobTable:
             alive = [job for job in self.with_rows if not (job.request.finish_reason or job.request.aborted)]
             self.residents = tuple(alive)
         refresh: int | None = getattr(pool.predictor, "refresh", None)  # only predictors from outside have it
-        for job in self.residents if refresh is not None else ():
-            seen = job.num_generated
-            if seen >= job.predicted_at + refresh:
-                job.predicted_at, job.request.predicted_output = seen, pool.predictor.predict(job.request)
+        if refresh is not None:
+            for job in self.residents:
+                seen = job.num_generated
+                if seen >= job.predicted_at + refresh:
+                    job.predicted_at, job.request.predicted_output = seen, pool.predictor.predict(job.request)
 
     def waiting(self) -> Iterator[PolicyRequest]:
         """The jobs without a row that could get one."""
