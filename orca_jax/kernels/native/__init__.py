@@ -1,5 +1,6 @@
-"""Products, new tokens and attention of increments on CPUs: a small C library, called by XLA."""
+"""Products, new tokens and attention on CPUs: a small C library, called by XLA."""
 
+from orca_jax.kernels.native.attention import attend_in_c
 from orca_jax.kernels.native.few_bits import (
     INPUTS,
     FewBits,
@@ -11,7 +12,6 @@ from orca_jax.kernels.native.few_bits import (
     pack_bits,
     unpack_columns,
 )
-from orca_jax.kernels.native.increments import attend_increments, write_and_attend_increments
 from orca_jax.kernels.native.library import Library, load_library, loaded_library, require_library
 from orca_jax.kernels.native.products import (
     LayerRows,
@@ -32,7 +32,7 @@ __all__ = [
     "Library",
     "Packed",
     "PackedBits",
-    "attend_increments",
+    "attend_in_c",
     "bits_in_stack",
     "can_pack",
     "can_pack_bits",
@@ -49,5 +49,4 @@ __all__ = [
     "packed_products",
     "require_library",
     "unpack_columns",
-    "write_and_attend_increments",
 ]

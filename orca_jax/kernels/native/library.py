@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 PACKED_PRODUCTS = "orca_jax_packed_products"
 FEW_BITS_PRODUCTS = "orca_jax_few_bits_products"
-INCREMENTS = "orca_jax_increments"
+ATTENTION = "orca_jax_attention"
 _COMPILERS = ("cc", "gcc", "clang")
 _OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC")
 _NEEDED = frozenset({"avx2", "fma", "f16c"})  # extensions of the processor, at least
 _COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
 _SOURCES = Path(__file__).parent
-_TARGETS = (PACKED_PRODUCTS, FEW_BITS_PRODUCTS, INCREMENTS)
+_TARGETS = (PACKED_PRODUCTS, FEW_BITS_PRODUCTS, ATTENTION)
 _FUNCTIONS = (
     *_TARGETS, "orca_jax_width", "orca_jax_lanes", "orca_jax_has_bfloat16",
-    "orca_jax_ask_for_amx", "orca_jax_most_channels", "orca_jax_most_tokens",
+    "orca_jax_ask_for_amx", "orca_jax_most_channels",
 )  # fmt: skip
 _MEMORY_NAME = "orca-jax-native"
 
@@ -57,8 +57,7 @@ class Library(NamedTuple):
     lanes: int  # numbers of a vector; the tokens of a page are a multiple
     has_bfloat16: bool
     has_amx: bool = False  # for packed matrices in bfloat16
-    most_channels: int = 256  # of a head, for increments
-    most_tokens: int = 1024  # of a page, likewise
+    most_channels: int = 256  # of a head, for attention
     name: str = "native"  # differs with its code, the processor, the version of JAX and that of the compiler
     narrows: bool = False  # activations have 16 bits in products of few bits, also beside weights in float32
 
@@ -117,8 +116,7 @@ def _register(library: ctypes.CDLL, name: str) -> Library:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[target]), platform="cpu")
     sizes = library.orca_jax_width(), library.orca_jax_lanes()
     types = bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx())
-    most = library.orca_jax_most_channels(), library.orca_jax_most_tokens()
-    return Library(*sizes, *types, *most, name)
+    return Library(*sizes, *types, library.orca_jax_most_channels(), name)
 
 
 def _open(compiler: str | None, directory: str | None) -> tuple[ctypes.CDLL, str]:

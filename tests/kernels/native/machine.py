@@ -1,12 +1,18 @@
 """The library of products on this machine, for the tests that need it."""
 
+import subprocess
+from pathlib import Path
+
+import jax
 import pytest
 
-from orca_jax.kernels.native import Library, load_library
+from orca_jax.kernels.native import Library, library, load_library
 from tests.project.source import ROOT
 
 FOUND = load_library(str(ROOT / ".pytest_cache" / "native"))  # for later runs too; its name differs with its code
 needs_library = pytest.mark.skipif(FOUND is None, reason="needs Linux, AVX2 and a C compiler")
+
+SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover")
 
 
 def library_of(dtype: str = "float32") -> Library:
@@ -14,3 +20,14 @@ def library_of(dtype: str = "float32") -> Library:
     if FOUND is None or (dtype == "bfloat16" and not FOUND.has_bfloat16):
         pytest.skip(f"no library of products in {dtype}")
     return FOUND
+
+
+def run_cases(name: str, options: tuple[str, ...], folder: Path) -> None:
+    """Compile a program of this folder with these options, instead of those for this processor, and run it."""
+    program = folder / "cases"
+    folders = [f"-I{jax.ffi.include_dir()}", f"-I{Path(library.__file__).parent}"]
+    command = ["cc", *library._OPTIONS[:4], *options, *folders, str(Path(__file__).with_name(name))]
+    command = [each for each in command if each != "-march=native" or each in options]
+    subprocess.run([*command, "-o", str(program), "-lm"], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr

@@ -1,6 +1,5 @@
 """Products with matrices of few bits: their packed form, and the library against the reference."""
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import numpy as np
 import pytest
 
 from orca_jax.kernels import native as api
-from orca_jax.kernels.native import FewBits, Library, library
+from orca_jax.kernels.native import FewBits, Library
 from orca_jax.kernels.native.few_bits import shifts
 from orca_jax.processor import all_cpu_flags
 from tests.covering import covering
-from tests.kernels.native.machine import library_of, needs_library
+from tests.kernels.native.machine import SANITIZED, library_of, needs_library, run_cases
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # for all but the library
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover")
 FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
 FORMS = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "16 bits"])
 ERRORS = {FLOAT32: 5e-7, BFLOAT16: 1e-5}
@@ -252,9 +250,4 @@ def test_random_products_in_c(options: tuple[str, ...], tmp_path: Path) -> None:
     """Also with the instructions of other processors, and with arrays that end where those of a product do."""
     if "-march=skylake-avx512" in options and "avx512f" not in all_cpu_flags():
         pytest.skip("needs AVX-512")
-    source, program = Path(__file__).with_name("few_bits_cases.c"), tmp_path / "cases"
-    folders = [f"-I{jax.ffi.include_dir()}", f"-I{Path(library.__file__).parent}"]
-    command = ["cc", *library._OPTIONS[:4], *options, *folders, str(source), "-o", str(program), "-lm"]
-    subprocess.run([each for each in command if each != "-march=native" or each in options], check=True)
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    run_cases("few_bits_cases.c", options, tmp_path)

@@ -1,4 +1,4 @@
-"""Attention with increments by the library in C, against the oracle."""
+"""Attention by the library in C, against the oracle."""
 
 import ctypes
 import subprocess
@@ -20,7 +20,7 @@ from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, nati
 from orca_jax.kernels.ragged_attention.api import choose_backend
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 from tests.covering import covering
-from tests.kernels.native.machine import library_of, needs_library
+from tests.kernels.native.machine import SANITIZED, library_of, needs_library, run_cases
 from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, reference, run
 
 PAGES = 16  # tokens: the smallest page of the library on every processor
@@ -131,17 +131,17 @@ def vectors(
         if "avx512f" not in library.all_cpu_flags():
             pytest.skip("this processor has eight lanes")
         register_avx2(tmp_path_factory.getbasetemp() / "avx2.so")
-        monkeypatch.setattr("orca_jax.kernels.native.increments.INCREMENTS", "test_increments_avx2")
+        monkeypatch.setattr("orca_jax.kernels.native.attention.ATTENTION", "test_attention_avx2")
     return str(request.param)
 
 
 @cache
 def register_avx2(path: Path) -> None:
-    source = Path(library.__file__).with_name("increments.c")
+    source = Path(library.__file__).with_name("attention.c")
     command = ["cc", *library._OPTIONS, "-march=haswell", f"-I{jax.ffi.include_dir()}", str(source), "-o", str(path)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     made = ctypes.CDLL(str(path))
-    jax.ffi.register_ffi_target("test_increments_avx2", jax.ffi.pycapsule(made.orca_jax_increments), platform="cpu")
+    jax.ffi.register_ffi_target("test_attention_avx2", jax.ffi.pycapsule(made.orca_jax_attention), platform="cpu")
 
 
 @cache
@@ -229,16 +229,39 @@ def test_layers_with_several_windows_share_a_program(name: str) -> None:
 @needs_library
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_increment_does_not_depend_on_other_requests(dtype: str) -> None:
-    """All bits are equal, so a schedule cannot change a token."""
-    together = Case("together", ((1, 9), (1, 100), (1, 64), (6, 20)), 6, 3, 64, 32, dtype=dtype, page_dtype=dtype)  # type: ignore[arg-type]
-    arrays = make_arrays(together)
-    merged = run(arrays, together, "native")
-    for row in range(3):
-        start = arrays.requests.query_start[row]
-        one = RowArrays(*(each[row : row + 1] for each in arrays.requests))._replace(query_start=np.zeros(1, np.int32))
-        alone = run(Arrays(arrays.q[start : start + 1], arrays.pages, one), together, "native")
-        np.testing.assert_array_equal(alone[0], merged[start])
+@pytest.mark.parametrize("heads", [1, 3, 7])
+def test_the_bits_of_a_query_follow_from_its_context_alone(heads: int, dtype: str) -> None:
+    """One chunk beside another, increments, other borders, and larger pages: no schedule changes a token."""
+    case = Case("a chunk", ((60, 300), (9, 9)), 2 * heads, 2, 24, 16, sliding_window=170, dtype=dtype, page_dtype=dtype)  # type: ignore[arg-type]
+    arrays = make_arrays(case)
+    q, (table, *_) = arrays.q[:60], arrays.requests
+    expected = run(arrays, case, "native")[:60]
+
+    def pieces(lengths: list[int], table: np.ndarray = table, pages: HeadMajorPages = arrays.pages) -> np.ndarray:  # type: ignore[assignment]
+        ends = np.cumsum(lengths)
+        rows = np.repeat(table[:1], len(lengths), axis=0), ends - lengths, lengths, 240 + ends
+        requests = RowArrays(*(np.asarray(each, np.int32) for each in rows))  # type: ignore[arg-type]
+        return run(Arrays(q, pages, requests), case, "native")
+
+    for lengths in ([1] * 60, [1, 50, 7, 2], [60]):
+        np.testing.assert_array_equal(pieces(lengths), expected, err_msg=str(lengths))
+    tokens = (np.asarray(pool)[table[0]].transpose(1, 2, 0, 3).reshape(2, 24, -1) for pool in arrays.pages[:2])
+    large = (np.pad(each[..., :300], ((0, 0), (0, 0), (0, 84))) for each in tokens)
+    pages = HeadMajorPages(*(each.reshape(2, 24, 2, 192).transpose(2, 0, 1, 3) for each in large))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(pieces([60], np.array([[0, 1]]), pages), expected)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("-march=native", *SANITIZED), id="sanitizers", marks=pytest.mark.slow),
+        pytest.param(("-march=haswell", *SANITIZED), id="AVX2, sanitizers", marks=pytest.mark.slow),
+    ],
+)
+def test_random_attention_in_c(options: tuple[str, ...], tmp_path: Path) -> None:
+    """With arrays that end where those of a call do; also more heads of a KV head than rows that are read together."""
+    run_cases("attention_cases.c", options, tmp_path)
 
 
 @needs_library
@@ -246,7 +269,6 @@ def test_an_increment_does_not_depend_on_other_requests(dtype: str) -> None:
     ("case", "reason"),
     [
         (Case("pages of 4 tokens", ((1, 1),), page_size=4), "pages of a multiple of"),
-        (Case("pages of 2048 tokens", ((1, 1),), page_size=2048), "up to 1024"),
         (Case("wide heads", ((1, 1),), head_dim=1024, page_size=16), "heads of up to 512 channels"),
         (Case("int8", ((1, 1),), page_size=16, page_dtype="int8"), "in float32 or bfloat16"),
         (Case("float16", ((1, 1),), page_size=16, dtype="float16", page_dtype="float16"), "in float32 or bfloat16"),
@@ -275,8 +297,8 @@ def test_shapes_that_do_not_fit_are_refused_by_the_library() -> None:
     one = jnp.ones(1, jnp.int32)
     assert (
         native.refusal(jnp.ones((1, 2, 8)), pages)
-        == f"'native' reads pages of a multiple of {library_of().lanes} tokens, up to 1024"
+        == f"'native' reads pages of a multiple of {library_of().lanes} tokens"
     )
-    with pytest.raises(jax.errors.JaxRuntimeError, match="increments do not fit"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="attention do not fit"):
         requests = RowArrays(jnp.zeros((1, 1), jnp.int32), 0 * one, one, one)
         native.attend(jnp.ones((1, 2, 8)), pages, requests, Scores(1.0)).block_until_ready()

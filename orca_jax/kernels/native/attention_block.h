@@ -1,0 +1,273 @@
+// Blocks of tokens that some rows of a request attend (see `attention.c`).
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "threads.h"
+#include "vectors.h"
+
+#define BLOCK 128  // tokens
+#define MOST_ROWS 48
+#define MOST_CHANNELS 512
+#define LINE 64  // bytes
+// Sums in registers: of scores, and of values for VALUE_ROWS rows and four channels.
+#if LANES == 16
+#define MOST_SUMS 24
+#define VALUE_ROWS 4
+#else
+#define MOST_SUMS 12
+#define VALUE_ROWS 2
+#endif
+#define SCORE_ROWS 6
+
+typedef struct {
+  const float *queries, *sinks, *new_keys, *new_values;  // the new ones are NULL if there are none
+  char *keys, *values;
+  const int32_t *page_table, *query_start, *query_len, *context_len;
+  float *out;
+  int64_t num_rows, kv_heads, heads, channels, page_size, pages_per_row;
+  int64_t window;
+  float soft_cap;  // 0: none
+  int is_bfloat16;
+} Call;
+
+typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+
+// The same vector, in a register: compilers load one that is used several times for each use otherwise.
+INLINE Vector held(Vector vector) {
+  __asm__("" : "+v"(vector));
+  return vector;
+}
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+INLINE Vector numbers(const char *from, int64_t index, const int is_bfloat16) {
+  return is_bfloat16 ? from_bfloat16(from + 2 * index) : *(const Vector *)(from + 4 * index);
+}
+
+INLINE int64_t bytes_of(int64_t count, const int is_bfloat16) { return is_bfloat16 ? 2 * count : 4 * count; }
+
+INLINE char *page_of(const Call *call, char *pool, int64_t row, int64_t index, int64_t head) {
+  const int64_t page = call->page_table[row * call->pages_per_row + index];
+  return pool + bytes_of((page * call->kv_heads + head) * call->channels * call->page_size, call->is_bfloat16);
+}
+
+INLINE Vector capped(Vector scores, float cap) {  // cap * tanh(scores / cap)
+  const Vector small = exponential(larger(scores, -scores) * (-2 / cap)), result = cap * (1 - small) / (1 + small);
+  return either(scores < 0, -result, result);
+}
+
+// ---- blocks of tokens ----------------------------------------------------------------------------------------------
+
+// Vectors of tokens in one page.
+typedef struct {
+  const char *keys, *values;
+  int64_t token, vectors;  // the first token, counted from that of the block
+  Integers seen;           // of the only vector, if some of its tokens are not seen
+  int is_partial;
+} Part;
+
+typedef struct {
+  int64_t start, from, to;  // the first token, and those that are seen, in whole vectors
+  int64_t count;
+  Part parts[BLOCK / LANES];
+} Block;
+
+// The tokens from `begin` to `end` of a request, as far as they are in the block that starts at `start`.
+INLINE void find(const Call *call, Block *block, int64_t row, int64_t head, int64_t start, int64_t begin, int64_t end,
+                 Integers lane, const int is_bfloat16) {
+  const int64_t size = call->page_size, first = most(begin, start), last = least(end, start + BLOCK);
+  int64_t token = first / LANES * LANES;
+  block->start = start, block->from = token - start, block->count = 0;
+  for (int64_t vectors; token < last; token += vectors * LANES) {
+    Part *part = &block->parts[block->count++];
+    const int64_t slot = token % size, index = token / size;
+    part->is_partial = token < first || token + LANES > last;
+    part->seen = (lane < (int32_t)(last - token)) & (lane >= (int32_t)(first - token));
+    part->keys = page_of(call, call->keys, row, index, head) + bytes_of(slot, is_bfloat16);
+    part->values = page_of(call, call->values, row, index, head) + bytes_of(slot, is_bfloat16);
+    part->token = token - start;
+    part->vectors = vectors = part->is_partial ? 1 : least(size - slot, last - token) / LANES;
+  }
+  block->to = token - start;
+}
+
+INLINE void fetch(const char *from, int64_t size) {
+  for (int64_t byte = 0; byte < size; byte += LINE) __builtin_prefetch(from + byte);
+}
+
+typedef struct {
+  int64_t rows, channels, stride;  // the stride is the number of tokens of a page
+  const float *queries[MOST_ROWS];
+  int32_t end[MOST_ROWS];                // a row sees the tokens before
+  float top[MOST_ROWS], sum[MOST_ROWS];  // the largest score, and the sum of weights
+  _Alignas(LINE) float scores[MOST_ROWS][BLOCK];  // then the weights
+  _Alignas(LINE) float values[MOST_ROWS * MOST_CHANNELS];
+} Work;
+
+// Rows at once, so that all are done in as few steps of up to `most` as possible, which are as large as each other.
+INLINE int64_t share_of(int64_t rows, const int64_t most) {
+  const int64_t steps = (rows + most - 1) / most;
+  return (rows + steps - 1) / steps;
+}
+
+// Scores of some vectors of a part, for some rows. The last three arguments are constants.
+INLINE void score(Work *work, const Part *part, int64_t vector, int64_t row, const int is_bfloat16, const int vectors,
+                  const int rows) {
+  if (rows * vectors > MOST_SUMS) __builtin_unreachable();
+  Vector sums[SCORE_ROWS][MOST_SUMS];
+  const float *queries[SCORE_ROWS];
+  for (int r = 0; r < rows; r++) {
+    queries[r] = work->queries[row + r];
+    for (int v = 0; v < vectors; v++) sums[r][v] = (Vector){0};
+  }
+  const int64_t stride = bytes_of(work->stride, is_bfloat16), place = bytes_of(vector * LANES, is_bfloat16);
+  const int64_t ahead = row == 0 ? bytes_of(vectors * LANES, is_bfloat16) : 0;
+  const char *keys = part->keys + place, *values = part->values + place;
+  for (int64_t d = 0; d < work->channels; d++, keys += stride, values += stride) {
+    fetch(values, ahead);
+    Vector key[MOST_SUMS];
+    for (int v = 0; v < vectors; v++) key[v] = numbers(keys, v * LANES, is_bfloat16);
+    if (rows > vectors)  // else more registers would be needed
+      for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) sums[r][v] += key[v] * queries[r][d];
+    else
+      for (int v = 0; v < vectors; v++)
+        for (int r = 0; r < rows; r++) sums[r][v] += key[v] * queries[r][d];
+  }
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < vectors; v++)
+      *(Vector *)&work->scores[row + r][part->token + (vector + v) * LANES] = sums[r][v];
+}
+
+#define CASE(function, rows, ...)   \
+  case rows:                        \
+    function(__VA_ARGS__, rows);    \
+    break;
+#define BY_ROWS(function, ...)                                                                                 \
+  switch (rows) {                                                                                              \
+    CASE(function, 1, __VA_ARGS__) CASE(function, 2, __VA_ARGS__) CASE(function, 3, __VA_ARGS__)               \
+    CASE(function, 4, __VA_ARGS__) CASE(function, 5, __VA_ARGS__) CASE(function, 6, __VA_ARGS__)               \
+  }
+
+INLINE void score_rows(Work *work, const Part *part, int64_t vector, const int is_bfloat16, const int vectors) {
+  for (int64_t row = 0, rows; row < work->rows; row += rows) {
+    rows = share_of(work->rows - row, SCORE_ROWS);
+    BY_ROWS(score, work, part, vector, row, is_bfloat16, vectors)
+  }
+}
+
+// Scores of a block.
+INLINE void read_keys(Work *work, const Block *block, const int is_bfloat16) {
+  const int64_t at_once = least(MOST_SUMS / share_of(work->rows, SCORE_ROWS), 8);
+  for (int64_t i = 0; i < block->count; i++) {
+    const Part *part = &block->parts[i];
+    for (int64_t vector = 0; vector < part->vectors;) {
+      const int64_t left = least(part->vectors - vector, at_once);
+      if (left >= 8)
+        score_rows(work, part, vector, is_bfloat16, 8), vector += 8;
+      else if (left >= 4)
+        score_rows(work, part, vector, is_bfloat16, 4), vector += 4;
+      else if (left >= 2)
+        score_rows(work, part, vector, is_bfloat16, 2), vector += 2;
+      else
+        score_rows(work, part, vector, is_bfloat16, 1), vector += 1;
+    }
+  }
+}
+
+// Online softmax: scores of a block become weights. The maximum passes over NaN, of which the weights are NaN, and so are
+// the sums of all channels.
+static void weigh(Work *work, const Block *block, int64_t window, float soft_cap, Integers lane) {
+  for (int64_t r = 0; r < work->rows; r++) {
+    const int64_t seen = work->end[r] - block->start, passed = most(seen - window, -block->start);
+    Vector largest_ones = (Vector){0} + work->top[r], sums = {0};
+    for (int64_t token = block->from; token < block->to; token += LANES) {
+      Vector *scores = (Vector *)&work->scores[r][token];
+      if (soft_cap != 0) *scores = capped(*scores, soft_cap);
+      if (token < passed || token + LANES > seen) {
+        const Integers is_visible = (lane < (int32_t)(seen - token)) & (lane >= (int32_t)(passed - token));
+        *scores = either(is_visible, *scores, (Vector){0} - INFINITY);
+      }
+      largest_ones = larger(*scores, largest_ones);
+    }
+    const float top = largest(largest_ones), shrink = exponential((Vector){0} + (work->top[r] - top))[0];
+    for (int64_t token = block->from; token < block->to; token += LANES) {
+      Vector *scores = (Vector *)&work->scores[r][token];
+      sums += *scores = exponential(*scores - top);
+    }
+    work->sum[r] = work->sum[r] * shrink + total(sums);
+    if (top > work->top[r])
+      for (int64_t d = 0; d < work->channels; d++) work->values[r * work->channels + d] *= shrink;
+    work->top[r] = top;
+  }
+}
+
+// Adds the weighted values of some vectors of a part. The last four arguments are constants.
+INLINE void add(Vector (*sums)[8], const Work *work, const Part *part, int64_t row, int64_t channel,
+                const int is_partial, const int is_bfloat16, const int channels, const int rows) {
+  const int64_t stride = bytes_of(work->stride, is_bfloat16);
+  const char *values = part->values + channel * stride;
+  const float *weights = &work->scores[row][part->token];
+  for (int64_t vector = 0; vector < part->vectors; vector++) {
+    Vector weighing[VALUE_ROWS];
+    for (int r = 0; r < rows; r++) weighing[r] = held(*(const Vector *)(weights + r * BLOCK));
+    for (int c = 0; c < channels; c++) {
+      Vector all = numbers(values + c * stride, 0, is_bfloat16);
+      if (is_partial) all = (Vector)((Integers)all & part->seen);  // other slots may hold NaN
+      all = held(all);
+      for (int r = 0; r < rows; r++) sums[r][c] += all * weighing[r];
+    }
+    values += bytes_of(LANES, is_bfloat16), weights += LANES;
+  }
+}
+
+// Weighted values of a block, for some rows and channels. The last three arguments are constants.
+INLINE void value(Work *work, const Block *block, int64_t row, int64_t channel, const int is_bfloat16,
+                  const int channels, const int rows) {
+  if (rows > VALUE_ROWS) __builtin_unreachable();
+  Vector sums[SCORE_ROWS][8];
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < channels; c++) sums[r][c] = (Vector){0};
+  for (int64_t i = 0; i < block->count; i++) {
+    const Part *part = &block->parts[i];
+    if (part->is_partial)
+      add(sums, work, part, row, channel, 1, is_bfloat16, channels, rows);
+    else
+      add(sums, work, part, row, channel, 0, is_bfloat16, channels, rows);
+  }
+  for (int r = 0; r < rows; r++) {
+    float totals[4], *to = &work->values[(row + r) * work->channels + channel];
+    if (channels == 1) *to += total(sums[r][0]);
+    for (int c = 0; c + 4 <= channels; c += 4) {
+      store_totals(sums[r] + c, totals);
+      *(Four *)(to + c) += *(Four *)totals;
+    }
+  }
+}
+
+// Weighted values of a block. The keys of the next one are fetched.
+INLINE void read_values(Work *work, const Block *block, const Block *next, const int is_bfloat16) {
+  for (int64_t channel = 0, channels; channel < work->channels; channel += channels) {
+    const int64_t left = work->channels - channel;
+    channels = left < 4 ? 1 : work->rows == 1 && left >= 8 ? 8 : 4;
+    for (int64_t i = 0; i < next->count; i++)
+      for (int64_t c = 0; c < channels; c++)
+        fetch(next->parts[i].keys + bytes_of((channel + c) * work->stride, is_bfloat16),
+              bytes_of(next->parts[i].vectors * LANES, is_bfloat16));
+    if (channels == 8) {
+      value(work, block, 0, channel, is_bfloat16, 8, 1);
+      continue;
+    }
+    for (int64_t row = 0, rows; row < work->rows; row += rows) {
+      rows = share_of(work->rows - row, VALUE_ROWS);
+      if (channels == 4)
+        BY_ROWS(value, work, block, row, channel, is_bfloat16, 4)
+      else
+        BY_ROWS(value, work, block, row, channel, is_bfloat16, 1)
+    }
+  }
+}
