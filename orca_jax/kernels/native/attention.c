@@ -1,5 +1,5 @@
-// Attention on CPUs, as a custom call of XLA: all queries of all requests over the pages of their contexts. If there are
-// new keys and values, the call also writes them.
+// Attention on CPUs, as a custom call of XLA: all queries of all requests over the pages of their contexts. If there
+// are new keys and values, the call also writes them.
 //
 //     keys, values   [N, K, D, S] in float32 or bfloat16: the S tokens of a channel are neighbours
 //     queries, out   [T, K, M, D] in float32: the M query heads of each KV head
@@ -7,9 +7,10 @@
 //     new keys, values   [T, K, D] in float32
 //
 // A row is a query and one of the M heads. Up to MOST_ROWS rows of a request read its context together, BLOCK tokens at
-// once. A row's sums have one order, however many rows are read together: a score is a sum over channels in their order;
-// a value has a sum for each lane, of every LANES-th token of a block, and the totals of the blocks are added up. Tokens
-// that a row does not see add zeros. So the bits of a query do not depend on the queries beside it, nor on the page size.
+// once. A row's sums have one order, however many rows are read together: a score is a sum over channels in their
+// order; a value has a sum for each lane, of every LANES-th token of a block, and the totals of the blocks are added
+// up. Tokens that a row does not see add zeros. So the bits of a query do not depend on the queries beside it, nor on
+// the page size.
 
 #include "attention_block.h"
 
@@ -77,6 +78,7 @@ static void write_heads(const void *of_call, int64_t begin, int64_t end) {
 // ---- one group of rows ---------------------------------------------------------------------------------------------
 
 INLINE int64_t num_groups(const Call *call, int64_t row) {
+  if (call->query_len[row] > 1 && !call->has_chunks) return 0;
   return (call->query_len[row] * call->heads + MOST_ROWS - 1) / MOST_ROWS;
 }
 
@@ -129,12 +131,14 @@ INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t group, c
     for (int64_t d = 0; d < work.channels; d++) out[r][d] = work.values[r * work.channels + d] / work.sum[r];
 }
 
-// Groups of rows of all KV heads and requests, in their order; of a KV head the last group, which sees most, comes first.
+// Groups of rows of all KV heads and requests, in their order; of a KV head the last group, which sees most, comes
+// first.
 static void attend_groups(const void *of_call, int64_t begin, int64_t end) {
   const Call *call = of_call;
-  for (int64_t row = 0, first = 0, groups; row < call->num_rows && first < end; first += groups * call->kv_heads, row++) {
-    groups = num_groups(call, row);
-    for (int64_t i = most(begin, first); i < least(end, first + groups * call->kv_heads); i++) {
+  for (int64_t row = 0, first = 0, next; row < call->num_rows && first < end; first = next, row++) {
+    const int64_t groups = num_groups(call, row);
+    next = first + groups * call->kv_heads;
+    for (int64_t i = most(begin, first); i < least(end, next); i++) {
       const int64_t head = (i - first) / groups, group = groups - 1 - (i - first) % groups;
       call->is_bfloat16 ? attend(call, row, head, group, 1) : attend(call, row, head, group, 0);
     }
@@ -143,15 +147,16 @@ static void attend_groups(const void *of_call, int64_t begin, int64_t end) {
 
 // ---- the call ------------------------------------------------------------------------------------------------------
 
-// Arguments: queries, keys, values, the page table [R, P], the first query, the number of queries and the context of each
-// request [R], the window, and the sinks; then, if there are new tokens, their keys and their values. Attributes: the
-// number of devices that share the processors, and the soft cap. Results: out, which is 0 for padding; and with new
-// tokens the keys and values, in the memory of the arguments.
+// Arguments: queries, keys, values, the page table [R, P], the first query, the number of queries and the context of
+// each request [R], the window, and the sinks; then, if there are new tokens, their keys and their values. Attributes:
+// the number of devices that share the processors, 1 if requests with several queries are attended, and the soft cap.
+// Results: out, which is 0 for all other queries and for padding; and with new tokens the keys and values, in the
+// memory of the arguments.
 XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   const int has_new = frame->args.size == 11;
-  if (!(has_new || frame->args.size == 9) || frame->rets.size != (has_new ? 3 : 1) || frame->attrs.size != 2)
-    return refuse(frame, "attention has 9 arguments and a result, or 11 and 3, and two attributes");
+  if (!(has_new || frame->args.size == 9) || frame->rets.size != (has_new ? 3 : 1) || frame->attrs.size != 3)
+    return refuse(frame, "attention has 9 arguments and a result, or 11 and 3, and three attributes");
   const XLA_FFI_Buffer *const *given = (const XLA_FFI_Buffer *const *)frame->args.args;
   const XLA_FFI_Buffer *const *results = (const XLA_FFI_Buffer *const *)frame->rets.rets;
   const XLA_FFI_Buffer *queries = given[0], *keys = given[1], *out = results[0];
@@ -177,7 +182,8 @@ XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
       .page_size = keys->dims[3],
       .pages_per_row = given[3]->dims[1],
       .window = *(const int32_t *)given[7]->data,
-      .soft_cap = *(const float *)((const XLA_FFI_Scalar *)frame->attrs.attrs[1])->value,
+      .soft_cap = *(const float *)((const XLA_FFI_Scalar *)frame->attrs.attrs[2])->value,
+      .has_chunks = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[1])->value != 0,
       .is_bfloat16 = keys->dtype == XLA_FFI_DataType_BF16,
   };
   const int64_t of_token = call.kv_heads * call.channels;

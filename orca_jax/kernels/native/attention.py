@@ -18,8 +18,9 @@ def attend_in_c(
     sinks: Float[Array, " H"] | None = None,
     *,
     soft_cap: float | None,
+    has_chunks: bool = True,
 ) -> tuple[Float[Array, "T K M D"], HeadMajorPages]:
-    """Attention of all requests on one device, after their new tokens are written; 0 for padding.
+    """Attention of all requests on one device, after their new tokens are written; 0 for other queries.
 
     The bits of a query follow from its own context: not from the queries beside it, nor from the page size.
 
@@ -31,6 +32,7 @@ def attend_in_c(
         window: number of tokens that a query sees.
         sinks: as in `Scores`.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
+        has_chunks: True attends the requests with several queries too.
 
     Returns:
         The attention, and the pages.
@@ -45,7 +47,9 @@ def attend_in_c(
         shapes += [jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in (pages.k, pages.v)]
     call = jax.ffi.ffi_call(ATTENTION, shapes, input_output_aliases={1: 1, 2: 2} if new is not None else {})
     given = queries.astype(jnp.float32), pages.k, pages.v, *arrays, *(each.astype(jnp.float32) for each in floats)
-    out, *written = call(*given, devices=np.int64(_num_devices()), soft_cap=np.float32(soft_cap or 0))
+    # The library reads attributes in the order of their names.
+    numbers = {"devices": np.int64(_num_devices()), "has_chunks": np.int64(has_chunks)}
+    out, *written = call(*given, **numbers, soft_cap=np.float32(soft_cap or 0))
     return out, HeadMajorPages(*written) if written else pages
 
 

@@ -29,7 +29,7 @@ typedef struct {
   int64_t num_rows, kv_heads, heads, channels, page_size, pages_per_row;
   int64_t window;
   float soft_cap;  // 0: none
-  int is_bfloat16;
+  int is_bfloat16, has_chunks;  // false if requests with several queries are only written
 } Call;
 
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
@@ -179,8 +179,8 @@ INLINE void read_keys(Work *work, const Block *block, const int is_bfloat16) {
   }
 }
 
-// Online softmax: scores of a block become weights. The maximum passes over NaN, of which the weights are NaN, and so are
-// the sums of all channels.
+// Online softmax: scores of a block become weights. The maximum passes over NaN, of which the weights are NaN, and so
+// are the sums of all channels.
 static void weigh(Work *work, const Block *block, int64_t window, float soft_cap, Integers lane) {
   for (int64_t r = 0; r < work->rows; r++) {
     const int64_t seen = work->end[r] - block->start, passed = most(seen - window, -block->start);

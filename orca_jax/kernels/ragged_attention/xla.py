@@ -31,7 +31,7 @@ _SHORT_BLOCK = 16
 _MOST_SHORT = 2  # short blocks after the long ones; more of them take longer than one long block
 _CHANNELS = 8  # of keys in a sum of `attend_increment`
 _LANES = 16  # its sums of values for each channel
-# From here on matrix products are as fast (scripts/measure_increments.py):
+# From here on matrix products are as fast (scripts/measure_attention.py):
 _MOST_CHANNELS = 512  # of all query heads of a KV head,
 _MOST_HEADS = 3  # and query heads of a single KV head
 

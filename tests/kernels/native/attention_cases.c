@@ -60,7 +60,7 @@ static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t
                .query_start = starts, .query_len = contexts, .context_len = contexts, .num_rows = ROWS,
                .kv_heads = kv_heads, .heads = heads, .channels = channels, .page_size = page_size,
                .pages_per_row = per_row, .window = rand() % 2 ? INT32_MAX : 1 + rand() % 200,
-               .soft_cap = rand() % 2 ? 0 : 2, .is_bfloat16 = is_bfloat16};
+               .soft_cap = rand() % 2 ? 0 : 2, .is_bfloat16 = is_bfloat16, .has_chunks = 1};
   call.out = malloc(tokens * kv_heads * heads * channels * sizeof(float));
   // All tokens of the contexts are written as new ones; then the last ones once more, as the call does.
   int32_t from[ROWS], all = 0;
@@ -73,7 +73,8 @@ static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t
         put_all(&call, pools[is_value], is_value ? values : keys, i, head, is_bfloat16);
       }
   call.query_start = starts, call.query_len = lengths;
-  call.new_keys = random_ones(tokens * kv_heads * channels), call.new_values = random_ones(tokens * kv_heads * channels);
+  call.new_keys = random_ones(tokens * kv_heads * channels);
+  call.new_values = random_ones(tokens * kv_heads * channels);
   write_heads(&call, 0, ROWS * kv_heads);
   int64_t groups = 0;
   for (int i = 0; i < ROWS; i++) groups += num_groups(&call, i) * kv_heads;

@@ -1,10 +1,12 @@
-"""Measures attention of increments on this CPU: matrix products, sums over parts of a page, and the library in C.
+"""Measures attention on this CPU: matrix products, sums over parts of a page, and the library in C.
 
-    python scripts/measure_increments.py [--dtype bfloat16] [--rows 32] [--context 300] [--repeats 9]
+    python scripts/measure_attention.py [--dtype bfloat16] [--rows 32] [--context 300] [--repeats 9]
+    python scripts/measure_attention.py --dtype float32 --rows 1 --queries 512 --context 4096 --layers 1
 
-Runs the forms in alternation, over 12 layers and on a device for each of two processors, and prints the median
+Runs the forms in alternation, over some layers and on a device for each of two processors, and prints the median
 milliseconds of each, the ratio of the faster form of XLA to the library, and the rate at which the library reads the
-keys and values of all contexts. The last line is JSON.
+keys and values of all contexts. With several queries of each request both forms of XLA are matrix products. The last
+line is JSON.
 """
 
 import argparse
@@ -25,7 +27,7 @@ from orca_jax.kernels.kv_pages import HeadMajorPages
 from orca_jax.kernels.native import load_library
 from orca_jax.kernels.ragged_attention import RowArrays, Scores, native, xla
 
-LAYERS, PAGE_SIZE = 12, 128
+PAGE_SIZE = 128
 SHAPES = ((12, 12, 64), (8, 8, 128), (32, 8, 128), (8, 2, 128), (64, 8, 128))  # query heads, KV heads, head dim
 DEVICES = 2
 BY_HEAD = PartitionSpec(None, "heads")
@@ -39,28 +41,29 @@ class Programs(NamedTuple):
     library: Callable[..., Any]
 
 
-def program(shape: tuple[int, int, int], rows: int, context: int, dtype: str) -> tuple[Programs, list[Any]]:
-    """All layers of one launch of increments by each form, and the arguments. The contexts differ by up to a page."""
+def program(shape: tuple[int, int, int], options: argparse.Namespace) -> tuple[Programs, list[Any]]:
+    """All layers of one launch by each form, and the arguments. The contexts differ by up to a page."""
     heads, kv_heads, head_dim = shape
+    rows, count, context, dtype = options.rows, options.queries, options.context, options.dtype
     draw, mesh = np.random.default_rng(0), Mesh(np.array(jax.devices()), ("heads",))
     per_row = -(-context // PAGE_SIZE)
     num_pages = rows * per_row
     place = partial(jax.device_put, device=NamedSharding(mesh, BY_HEAD))
-    size = LAYERS * num_pages, kv_heads, head_dim, PAGE_SIZE
+    size = options.layers * num_pages, kv_heads, head_dim, PAGE_SIZE
     pages = HeadMajorPages(*(place(jnp.asarray(draw.random(size, np.float32), dtype)) for _ in range(2)))
-    queries = place(jnp.asarray(draw.random((rows, heads, head_dim), np.float32)))
+    queries = place(jnp.asarray(draw.random((rows * count, heads, head_dim), np.float32)))
     table = jnp.asarray(draw.permutation(num_pages).reshape(rows, per_row), jnp.int32)
-    lengths = jnp.asarray(context - draw.integers(0, min(PAGE_SIZE, context), rows), jnp.int32)
-    order, ones = jnp.arange(rows, dtype=jnp.int32), jnp.ones(rows, jnp.int32)
+    lengths = jnp.asarray(context - draw.integers(0, min(PAGE_SIZE, context - count + 1), rows), jnp.int32)
+    starts, counts = count * jnp.arange(rows, dtype=jnp.int32), jnp.full(rows, count, jnp.int32)
 
     def layers(
         attend: Callable[..., jax.Array], q: jax.Array, pages: HeadMajorPages, table: jax.Array, lengths: jax.Array
     ) -> jax.Array:
         def layer(index: jax.Array, x: jax.Array) -> jax.Array:
-            requests = RowArrays(table + index * num_pages, order, ones, lengths)
+            requests = RowArrays(table + index * num_pages, starts, counts, lengths)
             return attend(x, pages, requests, Scores(head_dim**-0.5))
 
-        return jax.lax.fori_loop(0, LAYERS, layer, q)
+        return jax.lax.fori_loop(0, options.layers, layer, q)
 
     everywhere = PartitionSpec()
     specs = BY_HEAD, HeadMajorPages(BY_HEAD, BY_HEAD), everywhere, everywhere  # type: ignore[arg-type]
@@ -87,13 +90,13 @@ def seconds(run: Callable[..., Any], args: list[Any]) -> float:
 
 def measure(shape: tuple[int, int, int], options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of all forms, medians, and the ratio."""
-    programs, args = program(shape, options.rows, options.context, options.dtype)
+    programs, args = program(shape, options)
     results = [np.asarray(form(*args)) for form in programs]
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], rtol=0.02, atol=0.02)
     taken = np.array([[seconds(form, args) for form in programs] for _ in range(options.repeats)])
     of_products, of_sums, of_library = np.median(taken, axis=0)
-    num_bytes = 2 * LAYERS * shape[1] * shape[2] * jnp.dtype(options.dtype).itemsize * int(args[3].sum())
+    num_bytes = 2 * options.layers * shape[1] * shape[2] * jnp.dtype(options.dtype).itemsize * int(args[3].sum())
     return {
         "products_ms": round(1e3 * of_products, 1),
         "sums_ms": round(1e3 * of_sums, 1),
@@ -109,6 +112,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--context", type=int, default=300)
+    parser.add_argument("--queries", type=int, default=1, help="of each request, at most its context")
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
     if load_library(None) is None:
@@ -118,7 +123,7 @@ def main() -> None:
         name = f"{heads} heads, {kv_heads} KV heads of {head_dim}"
         found[name] = measure((heads, kv_heads, head_dim), options)
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found[name].items()))
-    print(json.dumps({**vars(options), "layers": LAYERS, "forms": found}))
+    print(json.dumps({**vars(options), "forms": found}))
 
 
 if __name__ == "__main__":
