@@ -160,6 +160,17 @@ INLINE void score_rows(Work *work, const Part *part, int64_t vector, const int i
   }
 }
 
+// Functions of their own: one large function takes longer to compile.
+#define SCORES(vectors)                                                                                    \
+  static __attribute__((noinline)) void score_##vectors(Work *work, const Part *part, int64_t vector,      \
+                                                        int is_bfloat16) {                                 \
+    is_bfloat16 ? score_rows(work, part, vector, 1, vectors) : score_rows(work, part, vector, 0, vectors); \
+  }
+SCORES(1)
+SCORES(2)
+SCORES(4)
+SCORES(8)
+
 // Scores of a block.
 INLINE void read_keys(Work *work, const Block *block, const int is_bfloat16) {
   const int64_t at_once = least(MOST_SUMS / share_of(work->rows, SCORE_ROWS), 8);
@@ -168,13 +179,13 @@ INLINE void read_keys(Work *work, const Block *block, const int is_bfloat16) {
     for (int64_t vector = 0; vector < part->vectors;) {
       const int64_t left = least(part->vectors - vector, at_once);
       if (left >= 8)
-        score_rows(work, part, vector, is_bfloat16, 8), vector += 8;
+        score_8(work, part, vector, is_bfloat16), vector += 8;
       else if (left >= 4)
-        score_rows(work, part, vector, is_bfloat16, 4), vector += 4;
+        score_4(work, part, vector, is_bfloat16), vector += 4;
       else if (left >= 2)
-        score_rows(work, part, vector, is_bfloat16, 2), vector += 2;
+        score_2(work, part, vector, is_bfloat16), vector += 2;
       else
-        score_rows(work, part, vector, is_bfloat16, 1), vector += 1;
+        score_1(work, part, vector, is_bfloat16), vector += 1;
     }
   }
 }
