@@ -11,7 +11,7 @@ from orca_jax.kernels.native.library import ATTENTION
 
 def attend_in_c(
     queries: Float[Array, "T K M D"],
-    new: tuple[Float[Array, "T K D"], Float[Array, "T K D"]] | None,
+    new: tuple[Float[Array, "B K D"], Float[Array, "B K D"]] | None,
     pages: HeadMajorPages,
     requests: RowArrays,
     window: Int[Array, ""],
@@ -26,7 +26,8 @@ def attend_in_c(
 
     Args:
         queries: scaled, for the M query heads of each KV head.
-        new: the new keys and values of all requests, flattened like the queries; None if the pages have them.
+        new: the new keys and values of all requests, flattened like the queries, which may have more
+            padding; None if the pages have them.
         pages: pages in float32 or bfloat16; written in place, as all that is donated.
         requests: the requests.
         window: number of tokens that a query sees.
