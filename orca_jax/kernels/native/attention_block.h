@@ -32,6 +32,15 @@ typedef struct {
   int is_bfloat16, has_chunks;  // false if requests with several queries are only written
 } Call;
 
+// sum + a * b, rounded once: a compiler may choose either for each of several forms.
+INLINE Vector fused(Vector sum, Vector a, Vector b) {
+#if LANES == 16
+  return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#else
+  return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#endif
+}
+
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 // The same vector, in a register: compilers load one that is used several times for each use otherwise.
@@ -133,10 +142,10 @@ INLINE void score(Work *work, const Part *part, int64_t vector, int64_t row, con
     for (int v = 0; v < vectors; v++) key[v] = numbers(keys, v * LANES, is_bfloat16);
     if (rows > vectors)  // else more registers would be needed
       for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) sums[r][v] += key[v] * queries[r][d];
+        for (int v = 0; v < vectors; v++) sums[r][v] = fused(sums[r][v], key[v], (Vector){0} + queries[r][d]);
     else
       for (int v = 0; v < vectors; v++)
-        for (int r = 0; r < rows; r++) sums[r][v] += key[v] * queries[r][d];
+        for (int r = 0; r < rows; r++) sums[r][v] = fused(sums[r][v], key[v], (Vector){0} + queries[r][d]);
   }
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < vectors; v++)
@@ -230,7 +239,7 @@ INLINE void add(Vector (*sums)[8], const Work *work, const Part *part, int64_t r
       Vector all = numbers(values + c * stride, 0, is_bfloat16);
       if (is_partial) all = (Vector)((Integers)all & part->seen);  // other slots may hold NaN
       all = held(all);
-      for (int r = 0; r < rows; r++) sums[r][c] += all * weighing[r];
+      for (int r = 0; r < rows; r++) sums[r][c] = fused(sums[r][c], all, weighing[r]);
     }
     values += bytes_of(LANES, is_bfloat16), weights += LANES;
   }
