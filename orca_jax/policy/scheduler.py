@@ -15,7 +15,7 @@ from orca_jax.sched.kv import KVManager
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, MeasuredSeconds, Selection, Traits, plain_choice, unknown_seconds
+from orca_jax.sched.scheduler import Choice, MeasuredSeconds, Selection, Traits, unknown_seconds
 
 SLOW_SECONDS = 0.01
 """A decision that takes longer is counted as slow, and the first one is logged."""
@@ -164,7 +164,7 @@ class PolicyScheduler:
         if newcomers or kv.states is not None:
             choices = [self._choice(job, size, kv) for job, size in run]
         else:
-            choices = [plain_choice(job.request, size) for job, size in run]
+            choices = [tuple.__new__(Choice, (job.request, size, (), NO_HIT)) for job, size in run]  # quick
         for job in evict:
             job.num_evictions += 1
         started = self.policy.started

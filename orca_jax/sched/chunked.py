@@ -16,7 +16,7 @@ from orca_jax.sched.orderings.base import Ordering
 from orca_jax.sched.pool import RequestPool
 from orca_jax.sched.prefix import NO_HIT, Hit
 from orca_jax.sched.request import Request
-from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits, plain_choice
+from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
 
 
 class ChunkedScheduler:
@@ -173,8 +173,7 @@ class _SelectionBuilder:
         return size if states is None else states.chunk(request.row, start, size, len(request.prompt_ids))
 
     def choose(self, request: Request, num_left: int, num_tokens: int, blocks: BlockCount, hit: Hit = NO_HIT) -> None:
-        is_plain = hit is NO_HIT
-        self.choices.append(plain_choice(request, num_tokens) if is_plain else Choice(request, num_tokens, (), hit))
+        self.choices.append(tuple.__new__(Choice, (request, num_tokens, (), hit)))  # quick: no default values
         self.num_draws += num_tokens == num_left
         self.ordering.charge(request, num_tokens)
         self.budget -= num_tokens

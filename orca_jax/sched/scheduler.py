@@ -30,11 +30,6 @@ class Choice(NamedTuple):
     hit: Hit = NO_HIT
 
 
-def plain_choice(request: Request, num_tokens: int) -> Choice:
-    """Return a choice without drafts and hit, in less time."""
-    return tuple.__new__(Choice, (request, num_tokens, (), NO_HIT))
-
-
 class Selection(NamedTuple):
     """The requests of the next iteration, and those to preempt for it; no choices if no request can run."""
 
