@@ -74,7 +74,15 @@ def programs(wanted: re.Pattern[str]) -> Iterator[tuple[str, Callable[[], jax.st
             groups = form_groups(model.layer_caches, MAX_MODEL_LEN)
             cache = CacheConfig(groups, (64,), 128, dtype, "head_major" if platform == "cpu" else "token_major")
             config = ExecutorConfig(
-                dtype, 1, BUCKETS, NUM_ROWS, MAX_MODEL_LEN, cache, lora=LoraConfig(2, 8), copies_blocks=True
+                dtype,
+                1,
+                BUCKETS,
+                NUM_ROWS,
+                MAX_MODEL_LEN,
+                cache,
+                has_library=library is not None,
+                lora=LoraConfig(2, 8),
+                copies_blocks=True,
             )
             decoder = Loading(model, dtype, None, 0).shapes(mesh)
             arrange(platform, decoder, library)
@@ -87,7 +95,7 @@ def programs(wanted: re.Pattern[str]) -> Iterator[tuple[str, Callable[[], jax.st
 
 
 def devices() -> Iterator[tuple[str, Mesh, Library | None]]:
-    """The devices by name, with the library for CPUs. After it is loaded, it is the default."""
+    """The devices by name, with the library for CPUs."""
     here = tensor_mesh(jax.devices()[:1])
     yield "cpu", here, None
     yield "library", here, load_library(None)

@@ -244,6 +244,7 @@ class ExecutorConfig:
     lora: LoraConfig | None = None  # None: no adapters
     num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
     copies_blocks: bool = False  # there is a program for the copies of a plan
+    has_library: bool = False  # on a CPU: attention by the library in C can be the default
 
 
 @names_checked(ConfigError)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orca_jax.assembly.choices import Drafts, is_toy
-from orca_jax.assembly.resolve import attention_of, page_layout, page_type
+from orca_jax.assembly.resolve import page_layout, page_type
 from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.bundled import directory_of, is_gguf, is_preset, pinned, texts_of
 from orca_jax.cache_spec import one_group
@@ -72,7 +72,8 @@ class DraftModel:
             num_rows=rows,
             max_model_len=self.max_model_len,
             cache=cache,
-            attention_implementation=attention_of(attention, placed),
+            attention_implementation=attention,
+            has_library=placed.library is not None,
             compile_cache=directory,
         )
         executor = start_executor(placed, shapes, times, has_bars=self.has_bars)

@@ -95,7 +95,8 @@ def resolve(
         num_rows=choices.requests.num_rows,
         max_model_len=max_model_len,
         cache=_cache(choices, placed.config, max_model_len, placed, buckets[-1], free),
-        attention_implementation=attention_of(attention, placed),
+        attention_implementation=attention,
+        has_library=placed.library is not None,
         compile_cache=directory,
         strict_compile=strict_compile,
         pipeline_parallel_size=len(placed.stages),
@@ -103,15 +104,6 @@ def resolve(
         num_drafts=choices.most_drafts,
         copies_blocks=choices.requests.reuses_prefixes,
     )
-
-
-def attention_of(wanted: AttentionName | None, placed: "PlacedModel") -> AttentionName | None:
-    """Return the implementation of attention; None for the default of the devices.
-
-    The default of a CPU is the library of products, which another engine of this process may have loaded.
-    """
-    is_plain = placed.platform == "cpu" and placed.library is None
-    return wanted or ("xla" if is_plain else None)
 
 
 def page_type(dtype: DType, platform: str, *, has_bfloat16: bool) -> PageDType:

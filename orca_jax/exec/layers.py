@@ -7,7 +7,7 @@ Token-wise operations run on all tokens of the merged batch; attention alone is 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from orca_jax.kernels.ragged_attention import (
     RowArrays,
     Scores,
     attend_pages,
+    choose_backend,
     explain_choice,
     prepare,
     write_and_attend,
@@ -138,7 +139,7 @@ def make_layers(
 
 def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh: Mesh) -> Attend[PagePools]:
     """Attention of one layer over this batch: write new keys and values, then split by request; sharded over heads."""
-    name, groups = config.attention_implementation, config.cache.groups
+    groups = config.cache.groups
     scores = Scores(model.score_scale, soft_cap=model.attention_soft_cap)
     paged = [layer for layer in model.layer_caches if layer is not None]
     sources = [model.layer_caches[model.layer_of_pages(layer)] for layer in range(model.num_layers)]
@@ -146,13 +147,21 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
 
+    @cache
+    def backend_of(group: LayerGroup) -> str:
+        shapes = _on_one_device(batch.ids.shape[0], model, config, mesh, group)
+        wanted = config.attention_implementation
+        return choose_backend(device, *shapes, wanted, has_library=config.has_library).name
+
     def prepare_group(group: LayerGroup, requests: RowArrays) -> Any:
         shapes = _on_one_device(batch.ids.shape[0], model, config, mesh, group)
-        return prepare(device, *shapes, requests, name)
+        return prepare(device, *shapes, requests, backend_of(group))
 
     of_layer = _prepared_by_layer(batch, groups, prepare_group)
 
-    split = cache(partial(_attention_of_group, config, mesh))
+    @cache
+    def split(group: LayerGroup) -> Callable[..., tuple[Array, KVPages]]:
+        return _attention_of_group(config, mesh, group, backend_of(group))
 
     def attend(
         layer: int | Int[Array, ""],
@@ -178,9 +187,11 @@ def _make_attend(batch: Batch, model: ModelConfig, config: ExecutorConfig, mesh:
     return attend
 
 
-def _attention_of_group(config: ExecutorConfig, mesh: Mesh, group: LayerGroup) -> Callable[..., tuple[Array, KVPages]]:
-    """Attention on all shards, for groups with the shape and the pool of this one."""
-    name, groups = config.attention_implementation, config.cache.groups
+def _attention_of_group(
+    config: ExecutorConfig, mesh: Mesh, group: LayerGroup, name: str
+) -> Callable[..., tuple[Array, KVPages]]:
+    """Attention on all shards by the backend of a name, for groups with the shape and the pool of this one."""
+    groups = config.cache.groups
     # From the mesh, because programs are also compiled for absent devices.
     device = mesh.devices.flat[0]
     everywhere, by_head = PartitionSpec(), cache_spec(config.cache)[group.pool]
@@ -282,7 +293,7 @@ def explain_attention(model: ModelConfig, config: ExecutorConfig, mesh: Mesh) ->
     """
     device = mesh.devices.flat[0]
     shapes = _on_one_device(config.buckets[-1], model, config, mesh, config.cache.groups[0])
-    return explain_choice(device, *shapes, config.attention_implementation)
+    return explain_choice(device, *shapes, config.attention_implementation, has_library=config.has_library)
 
 
 def _on_one_device(

@@ -21,7 +21,7 @@ from orca_jax.model.describe import read_model_config
 from tests.kernels.native.machine import library_of
 from tests.model.gguf.test_gguf import write
 
-WIDE = Library(32, 16, has_bfloat16=True)
+WIDE = Library(32, has_bfloat16=True)
 NARROW = WIDE._replace(has_bfloat16=False)
 MATRIX = WIDE._replace(has_amx=True)
 AVX512, AMX = "avx512f", "amx_bf16"

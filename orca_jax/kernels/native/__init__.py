@@ -12,7 +12,7 @@ from orca_jax.kernels.native.few_bits import (
     pack_bits,
     unpack_columns,
 )
-from orca_jax.kernels.native.library import Library, load_library, loaded_library, require_library
+from orca_jax.kernels.native.library import Library, load_library, require_library
 from orca_jax.kernels.native.products import (
     LayerRows,
     Packed,
@@ -41,7 +41,6 @@ __all__ = [
     "in_stack",
     "inputs_each",
     "load_library",
-    "loaded_library",
     "pack",
     "pack_bits",
     "packed_columns",

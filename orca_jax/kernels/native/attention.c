@@ -14,8 +14,6 @@
 
 #include "attention_block.h"
 
-int orca_jax_most_channels(void) { return MOST_CHANNELS; }
-
 // ---- new tokens ----------------------------------------------------------------------------------------------------
 
 INLINE void store(char *to, Vector numbers, const int count, const int is_bfloat16) {

@@ -40,8 +40,7 @@ _COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
 _SOURCES = Path(__file__).parent
 _TARGETS = (PACKED_PRODUCTS, FEW_BITS_PRODUCTS, ATTENTION)
 _FUNCTIONS = (
-    *_TARGETS, "orca_jax_width", "orca_jax_lanes", "orca_jax_has_bfloat16",
-    "orca_jax_ask_for_amx", "orca_jax_most_channels",
+    *_TARGETS, "orca_jax_width", "orca_jax_has_bfloat16", "orca_jax_ask_for_amx",
 )  # fmt: skip
 _MEMORY_NAME = "orca-jax-native"
 
@@ -54,10 +53,8 @@ class Library(NamedTuple):
     """The compiled library, and the shapes that it multiplies."""
 
     width: int  # columns of a block of a packed matrix
-    lanes: int  # numbers of a vector; the tokens of a page are a multiple
     has_bfloat16: bool
     has_amx: bool = False  # for packed matrices in bfloat16
-    most_channels: int = 256  # of a head, for attention
     name: str = "native"  # differs with its code, the processor, the version of JAX and that of the compiler
     narrows: bool = False  # activations have 16 bits in products of few bits, also beside weights in float32
 
@@ -93,11 +90,6 @@ def require_library(directory: str | None) -> Library:
         return _registered[0]
 
 
-def loaded_library() -> Library | None:
-    """The library of this process; None before `load_library`, or if this machine has none."""
-    return _registered[0] if _registered else None
-
-
 def _check_machine() -> None:
     """Raise _AbsentError on a machine without the instructions of the library."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
@@ -114,9 +106,8 @@ def _register(library: ctypes.CDLL, name: str) -> Library:
     """Make the products known to XLA, which takes each name once."""
     for target in _TARGETS:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[target]), platform="cpu")
-    sizes = library.orca_jax_width(), library.orca_jax_lanes()
     types = bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx())
-    return Library(*sizes, *types, library.orca_jax_most_channels(), name)
+    return Library(library.orca_jax_width(), *types, name)
 
 
 def _open(compiler: str | None, directory: str | None) -> tuple[ctypes.CDLL, str]:

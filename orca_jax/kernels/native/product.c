@@ -34,8 +34,6 @@
 
 int orca_jax_width(void) { return WIDTH; }
 
-int orca_jax_lanes(void) { return LANES; }
-
 int orca_jax_has_bfloat16(void) {
 #if defined(__AVX512BF16__)
   return 1;

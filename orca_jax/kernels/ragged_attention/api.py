@@ -17,6 +17,7 @@ What is prepared is a pytree of arrays. Their shapes depend on the shapes of the
 several page tables can be stacked, and a scan over layers can select one of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,6 +45,8 @@ BACKENDS = (
 
 MASKED = -1e30
 """The score of a token that a query does not see."""
+
+_OF_LIBRARY = "native"
 
 NO_WINDOW = 2**30
 """A window as wide as this one leaves out no token."""
@@ -108,17 +111,26 @@ def implementations(platform: str | None = None) -> tuple[str, ...]:
     return tuple(backend.name for backend in BACKENDS if platform is None or backend.platform in (None, platform))
 
 
-def choose_backend(device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None) -> Backend:
+def choose_backend(
+    device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None, *, has_library: bool = False
+) -> Backend:
     """The backend of this name, or the device's default for these shapes if it is None.
+
+    The default of a CPU can be `native` if the process has its library.
 
     Raises:
         NotImplementedError: there is no backend of this name.
     """
     if implementation is not None:
         return known_backend("attention", BACKENDS, implementation)
-    backend = first_backend(BACKENDS, device, q, pages)
+    backend = first_backend(_usable(has_library), device, q, pages)
     assert backend is not None, "xla runs everywhere and refuses nothing"
     return backend
+
+
+def _usable(has_library: bool) -> Sequence[Backend]:
+    """The backends with all their parts in this process."""
+    return [backend for backend in BACKENDS if has_library or backend.name != _OF_LIBRARY]
 
 
 class BackendChoice(NamedTuple):
@@ -129,18 +141,22 @@ class BackendChoice(NamedTuple):
     is_slow: bool  # true if the user should hear of it
 
 
-def explain_choice(device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None) -> BackendChoice:
+def explain_choice(
+    device: jax.Device, q: Queries, pages: KVPages, implementation: str | None = None, *, has_library: bool = False
+) -> BackendChoice:
     """The backend of `choose_backend`, with the reason.
 
     Raises:
         NotImplementedError: there is no backend of this name, or it cannot do these shapes on this device.
     """
-    backend = choose_backend(device, q, pages, implementation)
+    backend = choose_backend(device, q, pages, implementation, has_library=has_library)
     if implementation is not None:
+        if implementation == _OF_LIBRARY and not has_library:
+            raise NotImplementedError("'native' needs its library, which this process has not loaded (cpu_products)")
         if (reason := backend.refusal(device, q, pages)) is not None:
             raise NotImplementedError(reason)
         return BackendChoice(backend, "as configured", is_slow=False)
-    reasons = refusals(BACKENDS, device, q, pages)
+    reasons = refusals(_usable(has_library), device, q, pages)
     is_plain = backend.is_plain and device.platform != "cpu"
     is_held_back = any(other.refusal_of_device(device) in reasons for other in BACKENDS if other.is_meant_for(device))
     kind = f"the default of {device.device_kind or device.platform}"

@@ -8,23 +8,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays
-from orca_jax.kernels.native import attend_in_c, loaded_library
+from orca_jax.kernels.native import attend_in_c
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
 from orca_jax.kernels.ragged_attention.xla import attention_of_blocks, grouped_queries, with_chunks
 from orca_jax.processor import multiplies_bfloat16
 
+_LANES, _MOST_CHANNELS = 16, 512  # of a vector and a head, on every processor
+
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """The reason why the library cannot read these pages, or None if it can."""
-    library = loaded_library()
-    if library is None:
-        return "'native' needs its library, which this process has not loaded (cpu_products)"
     if not isinstance(pages, HeadMajorPages) or pages.dtype not in (jnp.float32, jnp.bfloat16) or pages.v is None:
         return "'native' reads head-major pages of keys and values in float32 or bfloat16"
-    if pages.page_size % library.lanes:
-        return f"'native' reads pages of a multiple of {library.lanes} tokens"
-    if q.shape[2] > library.most_channels:
-        return f"'native' reads heads of up to {library.most_channels} channels"
+    if pages.page_size % _LANES:
+        return f"'native' reads pages of a multiple of {_LANES} tokens"
+    if q.shape[2] > _MOST_CHANNELS:
+        return f"'native' reads heads of up to {_MOST_CHANNELS} channels"
     return None
 
 

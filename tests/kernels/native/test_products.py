@@ -129,7 +129,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_shapes_of_the_library() -> None:
-    wide, narrow = Library(32, 16, has_bfloat16=True), Library(32, 16, has_bfloat16=False)
+    wide, narrow = Library(32, has_bfloat16=True), Library(32, has_bfloat16=False)
     single, half = jnp.dtype("float32"), jnp.dtype("bfloat16")
     assert api.can_pack(wide, 7, 64, single) and not api.can_pack(wide, 7, 48, single)
     assert api.can_pack(wide, 8, 64, half) and not api.can_pack(wide, 7, 64, half)

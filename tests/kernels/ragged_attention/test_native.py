@@ -17,10 +17,10 @@ from orca_jax.kernels.kv_pages import HeadMajorPages
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.native import library
 from orca_jax.kernels.ragged_attention import NO_WINDOW, RowArrays, Scores, native, ragged_attention
-from orca_jax.kernels.ragged_attention.api import choose_backend
+from orca_jax.kernels.ragged_attention.api import choose_backend, explain_choice
 from orca_jax.kernels.ragged_attention.cases import CASES, Arrays, Case, make_arrays
 from tests.covering import covering
-from tests.kernels.native.machine import SANITIZED, library_of, needs_library, run_cases
+from tests.kernels.native.machine import SANITIZED, needs_library, run_cases
 from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, reference, run
 
 PAGES = 16  # tokens: the smallest page of the library on every processor
@@ -297,26 +297,29 @@ def test_other_pages_are_refused(case: Case, reason: str) -> None:
     """Then XLA computes the increments too."""
     arrays = jax.tree.map(jnp.asarray, make_arrays(case))
     assert reason in str(native.refusal(arrays.q, arrays.pages))
-    assert choose_backend(jax.devices()[0], arrays.q, arrays.pages).name == "xla"
+    assert choose_backend(jax.devices()[0], arrays.q, arrays.pages, has_library=True).name == "xla"
     token_major = jax.tree.map(jnp.asarray, make_arrays(CASES[0], layout="token_major"))
     assert "head-major" in str(native.refusal(token_major.q, token_major.pages))
 
 
-def test_a_process_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_registered", [])
-    arrays = jax.tree.map(jnp.asarray, make_arrays(INCREMENTS[0]))
-    assert "has not loaded" in str(native.refusal(arrays.q, arrays.pages))
-    assert choose_backend(jax.devices()[0], arrays.q, arrays.pages).name == "xla"
+@pytest.mark.parametrize(("has_library", "default"), [(True, "native"), (False, "xla")])
+def test_the_default_with_and_without_the_library(has_library: bool, default: str) -> None:
+    q, pages, _ = jax.tree.map(jnp.asarray, make_arrays(FITTED[0]))
+    assert choose_backend(jax.devices()[0], q, pages, has_library=has_library).name == default
+    assert explain_choice(jax.devices()[0], q, pages, has_library=has_library).reason.startswith("the default of cpu")
+
+
+def test_native_without_the_library_is_refused() -> None:
+    q, pages, _ = jax.tree.map(jnp.asarray, make_arrays(FITTED[0]))
+    with pytest.raises(NotImplementedError, match="has not loaded"):
+        explain_choice(jax.devices()[0], q, pages, "native")
 
 
 @needs_library
 def test_shapes_that_do_not_fit_are_refused_by_the_library() -> None:
     pages = HeadMajorPages(jnp.ones((1, 2, 8, 20)), jnp.ones((1, 2, 8, 20)))
     one = jnp.ones(1, jnp.int32)
-    assert (
-        native.refusal(jnp.ones((1, 2, 8)), pages)
-        == f"'native' reads pages of a multiple of {library_of().lanes} tokens"
-    )
+    assert native.refusal(jnp.ones((1, 2, 8)), pages) == "'native' reads pages of a multiple of 16 tokens"
     with pytest.raises(jax.errors.JaxRuntimeError, match="attention do not fit"):
         requests = RowArrays(jnp.zeros((1, 1), jnp.int32), 0 * one, one, one)
         native.attend(jnp.ones((1, 2, 8)), pages, requests, Scores(1.0)).block_until_ready()

@@ -22,7 +22,7 @@ from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import dense_attention, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-WIDE = Library(32, 16, has_bfloat16=True)
+WIDE = Library(32, has_bfloat16=True)
 IDS = np.arange(3, 40)
 
 
