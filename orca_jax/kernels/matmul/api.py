@@ -8,11 +8,12 @@ A plain matrix is multiplied by XLA alike on all platforms.
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from orca_jax.config import Quantization
 from orca_jax.kernels.backend import Backend, run_backend
-from orca_jax.kernels.matmul.parts import Quantised, dot, precision_of
+from orca_jax.kernels.matmul.parts import Quantised
 
 BACKENDS = (
     Backend("blocks", "orca_jax.kernels.matmul.blocks", "cpu"),
@@ -74,3 +75,13 @@ def quantised_scores(
         "quantised_scores", BACKENDS, lambda module: module.scores(vectors, table.values, splits)
     )
     return products * table.scale
+
+
+def precision_of(kernel: jax.Array) -> lax.Precision | None:
+    """Full float32 products for float32 weights, even if TF32 is the default."""
+    return lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
+
+
+def dot(equation: str, left: Array, right: Array) -> Array:
+    """A product with float32 sums, by `einsum`."""
+    return jnp.einsum(equation, left, right, precision=precision_of(right), preferred_element_type=jnp.float32)

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Num
 
 from orca_jax.config import Quantization
 from orca_jax.kernels.kv_pages import E4M3_IN_16, bits_in_16
-from orca_jax.kernels.matmul.parts import Quantised, dot, group_size, lanes, precision_of
+from orca_jax.kernels.matmul.api import dot, precision_of
+from orca_jax.kernels.matmul.parts import Quantised, group_size, lanes
 
 BLOCK = 128  # rows of values that are converted at once
 

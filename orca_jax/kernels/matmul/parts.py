@@ -1,9 +1,8 @@
-"""The parts shared by the backends: quantised matrices, and precisions."""
+"""Quantised matrices, as all backends read them."""
 
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num
@@ -27,13 +26,3 @@ def lanes(values: Num[Array, "*any"]) -> tuple[Num[Array, "*any"], Num[Array, "*
     """The low and the high four bits of bytes, with their signs."""
     four = jnp.int8(4)
     return lax.shift_right_arithmetic(values << four, four), lax.shift_right_arithmetic(values, four)
-
-
-def precision_of(kernel: jax.Array) -> lax.Precision | None:
-    """Full float32 products for float32 weights, even if TF32 is the default."""
-    return lax.Precision.HIGHEST if kernel.dtype == jnp.float32 else None
-
-
-def dot(equation: str, left: Array, right: Array) -> Array:
-    """A product with float32 sums, by `einsum`."""
-    return jnp.einsum(equation, left, right, precision=precision_of(right), preferred_element_type=jnp.float32)

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from orca_jax.config import Quantization
-from orca_jax.kernels.matmul.api import matmul
-from orca_jax.kernels.matmul.parts import Quantised, dot, lanes
+from orca_jax.kernels.matmul.api import dot, matmul
+from orca_jax.kernels.matmul.parts import Quantised, lanes
 
 
 def multiply(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, splits: int) -> Float[Array, "T O"]:
