@@ -117,10 +117,9 @@ class ModelConfig:
     def active_mlp_dim(self) -> int:
         """The width of all MLPs that a token goes through in a layer, the widest one."""
         experts = self.experts
-        own = self.mlp_dim
-        if experts is not None:
-            own = own * experts.per_token + experts.shared_dim + experts.beside_dim
-        return max(own, self.other_mlps[1])
+        if experts is None:
+            return max(self.mlp_dim, self.other_mlps[1])
+        return max(self.mlp_dim * experts.per_token + experts.shared_dim + experts.beside_dim, self.other_mlps[1])
 
     @property
     def other_mlps(self) -> tuple[tuple[int, ...], int]:

@@ -213,9 +213,15 @@ def test_more_shards_than_cores_are_warned_about(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     with caplog.at_level(logging.WARNING):
         for shards in (2, 4):
-            with pytest.raises(ConfigError, match="gpu_memory_utilization"):  # before any weight is read
+            with pytest.raises(ConfigError, match="in fp8"):  # before any weight is read
                 build_engine(
-                    EngineConfig(MODEL, "byte", tensor_parallel_size=shards, gpu_memory_utilization=0.5, progress=False)
+                    EngineConfig(
+                        *(MODEL, "byte"),
+                        tensor_parallel_size=shards,
+                        cpu_products="native",
+                        quantization="fp8",
+                        progress=False,
+                    )
                 )
     (record,) = caplog.records
     assert "tensor_parallel_size 4 is more than the 2 cores" in record.getMessage()

@@ -96,6 +96,9 @@ class FlagParser(argparse.ArgumentParser):
             vars(namespace).update(settings)
             for action in self._actions:
                 action.required = action.required and action.dest not in settings
+            for group in self._mutually_exclusive_groups:
+                dests = [action.dest for action in group._group_actions]
+                group.required = group.required and settings.keys().isdisjoint(dests)
         return super().parse_known_args(self._words, namespace)
 
     def _translated(self, words: list[str]) -> list[str]:

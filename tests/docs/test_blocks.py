@@ -22,7 +22,7 @@ from tests.project.source import ROOT
 BLOCKS = {page: list(blocks(page)) for page in PAGES}
 FOREIGN = frozenset(  # flags of other programs in sentences
     """--build-arg --device --gpus --group-add --hypothesis-profile --pack-destination --platform --privileged
-    --read-only --require-hashes --scheduler-cls --time
+    --read-only --require-hashes --scheduler-cls --strict --time
     """.split()  # noqa: SIM905
 )
 _VLLM = json.loads((ROOT / "tests/flags/vllm_0.32.0.json").read_text(encoding="utf-8"))

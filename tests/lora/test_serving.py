@@ -81,7 +81,7 @@ async def complete(http: httpx.AsyncClient, model: str) -> httpx.Response:
 def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process for a chat template."""
     texts = Model(load_tokenizer("byte"), None, {}, TOY_MODEL.vocab_size, 2048, 7 * 2048, 2048)
-    monkeypatch.setattr("orca_jax.openai.model._load", lambda ready, config: texts)
+    monkeypatch.setattr("orca_jax.openai.model._load", lambda *_: texts)
 
 
 @pytest.fixture

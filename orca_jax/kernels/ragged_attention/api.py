@@ -152,7 +152,7 @@ def explain_choice(
     backend = choose_backend(device, q, pages, implementation, has_library=has_library)
     if implementation is not None:
         if implementation == _OF_LIBRARY and not has_library:
-            raise NotImplementedError("'native' needs its library, which this process has not loaded (cpu_products)")
+            raise NotImplementedError("this process has not loaded the library of 'native'; see cpu_products")
         if (reason := backend.refusal(device, q, pages)) is not None:
             raise NotImplementedError(reason)
         return BackendChoice(backend, "as configured", is_slow=False)

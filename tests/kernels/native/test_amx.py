@@ -21,7 +21,7 @@ TARGET = "test_product_with_amx"
 
 
 def compiled(path: Path, *options: str) -> Path:
-    command = ["cc", *library._OPTIONS, *options, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(path)]
+    command = ["cc", *library._OPTIONS, "-shared", *options, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(path)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return path
 
