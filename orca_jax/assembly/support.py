@@ -106,7 +106,7 @@ class Facts:
 
     @property
     def uneven(self) -> str:
-        """The parts of the model that `shards` does not divide, each with the numbers that fit; empty if none."""
+        """Parts of the model that `shards` does not divide, with the numbers that divide them; empty if none."""
         from orca_jax.model.sharding import can_share, uneven_parts
 
         parts = uneven_parts(self.known, self.shards)

@@ -54,7 +54,6 @@ class EngineLink(asyncio.Protocol):
         self._socket: socket.socket | None = None
         self._is_alone = False  # no other processes need its farewell
         self._transport: asyncio.WriteTransport | None = None
-        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._reaper: asyncio.Task[None] | None = None
         self._threads: StarvedThreads | None = None
@@ -67,15 +66,13 @@ class EngineLink(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         self._socket = ours
         with theirs:
-            starting = asyncio.create_subprocess_exec(
+            self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "orca_jax.link.process", str(theirs.fileno()), config.log_format),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,  # the server's own stdout is for the address and the curl line
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # only the front end handles Ctrl-C in a terminal
             )
-            self._starting = asyncio.create_task(starting)
-            self._process = await asyncio.shield(self._starting)  # `close` ends it after a cancelled start
         self._threads = StarvedThreads(self._process.pid)
         self._memory = MemoryWatch(self._process.pid)
         self._reaper = asyncio.create_task(self._notice_exit(self._process))
@@ -106,9 +103,6 @@ class EngineLink(asyncio.Protocol):
             self._transport.close()
         elif self._socket is not None:
             self._socket.close()  # the start was cancelled
-        if self._process is None and self._starting is not None:
-            with contextlib.suppress(OSError):
-                self._process = await self._starting
         if self._process is None:
             return
         if self._is_alone and not self.ready.done() and self._process.returncode is None:

@@ -99,7 +99,10 @@ class Service:
     async def read_texts(self) -> None:
         """Read the files of `set_ready` before it, so that their errors come early. Raises ConfigError."""
         self._texts = asyncio.create_task(asyncio.to_thread(_read_texts, self.config, with_tokenizer=True))
-        await self._texts
+        try:
+            await asyncio.shield(self._texts)
+        finally:
+            await asyncio.wait([self._texts])  # also if this call is cancelled: `close` needs what the thread has made
 
     async def set_ready(self, ready: Ready) -> None:
         """Load tokenizer, chat template and defaults of the engine's model. Raises ConfigError."""

@@ -1,15 +1,21 @@
 """Access control: API keys on every route but a few, the names of the server, and the origins of web pages."""
 
 import hmac
+import logging
+import os
+import re
 import secrets
 import socket
+import stat
 from collections import Counter
 from collections.abc import Collection, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from orca_jax.errors import ConfigError, reason_of
 from orca_jax.openai.errors import RETRY_SECONDS, ApiError
 from orca_jax.serve.handlers import CUT_LIMIT, IGNORED_FIELDS, WEIGHT_VERSION, error_response
 from orca_jax.serve.request_context import HostCheck
@@ -20,6 +26,9 @@ ROOT = "/"  # open to HEAD: some clients look for a server there, without a key
 KEY_HEADERS = ("x-api-key", "api-key")  # of Anthropic's and of Azure's clients
 OPEN_METHODS = frozenset({"GET", "HEAD"})
 _KEY_HEADERS = frozenset(name.encode() for name in KEY_HEADERS)
+_KEY = re.compile(r"[!-~]+")  # characters that a header carries unchanged
+
+logger = logging.getLogger(__name__)
 
 
 class Access:
@@ -123,6 +132,20 @@ class CallLimit:
             self._num_open[caller] -= 1
 
 
+def read_keys(config: ServerConfig) -> tuple[str, ...]:
+    """The keys of `--api-key` and `--api-key-file`; empty if neither was given.
+
+    Raises:
+        ConfigError: a key is malformed, or the file cannot be read or holds no key. The message never shows a key.
+    """
+    keys = list(config.api_key)
+    for key in keys:
+        _check(key, "api_key", "--api-key")
+    if config.api_key_file is not None:
+        keys += read_key_file(Path(config.api_key_file), "api_key_file")
+    return tuple(dict.fromkeys(keys))
+
+
 def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     """Allow pages of `--allowed-origins` to call the server. It wraps `Access`, so that pages can read a 401, too."""
     origins = config.allowed_origins
@@ -160,3 +183,28 @@ def _is_on_loopback(host: str) -> bool:
 
 def _refuse(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def read_key_file(path: Path, param: str) -> list[str]:
+    """The keys of a file, one per line. Raises ConfigError as `read_keys` does, with `param`."""
+    flag = f"--{param.replace('_', '-')}"
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = [line.strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = reason_of(error) if isinstance(error, OSError) else "it is not valid UTF-8"
+        raise ConfigError(f"{flag} {path} cannot be read: {reason}", param=param) from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{flag} {path} holds no key; write one key per line", param=param)
+    for key in keys:
+        _check(key, param, f"{flag} {path}")
+    if stat.S_ISREG(mode) and mode & stat.S_IROTH:
+        logger.warning("every user of this machine can read %s; run chmod 600 on it to keep its keys secret", path)
+    return keys
+
+
+def _check(key: str, param: str, where: str) -> None:
+    if not _KEY.fullmatch(key):
+        raise ConfigError(f"{where}: a key must consist of printable ASCII characters without spaces", param=param)

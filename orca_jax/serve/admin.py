@@ -14,9 +14,8 @@ from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.openai.model import Service
 from orca_jax.openai.schema.adapters import load_parser, unload_parser
 from orca_jax.openai.schema.weights import UpdatedWeights, update_weights_parser
-from orca_jax.serve.access import Access
+from orca_jax.serve.access import Access, read_key_file
 from orca_jax.serve.handlers import read_request, report_ignored
-from orca_jax.serve.keys import read_key_file
 from orca_jax.serve.models import json_response
 from orca_jax.server_config import ServerConfig
 

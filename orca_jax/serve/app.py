@@ -17,13 +17,12 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
 from orca_jax.playground.page import page_paths
 from orca_jax.playground.routes import playground_routes
-from orca_jax.serve.access import OPEN_PATHS, Access, CallLimit, with_cors, with_host_check
+from orca_jax.serve.access import OPEN_PATHS, Access, CallLimit, read_keys, with_cors, with_host_check
 from orca_jax.serve.admin import ADMIN_PATH, adapter_routes, admin_routes
 from orca_jax.serve.agents.messages import messages_routes
 from orca_jax.serve.agents.responses import response_routes
 from orca_jax.serve.handlers import Silence, complete, embed, error_response, read_json_body
 from orca_jax.serve.health import health_routes, metrics_route, root_route
-from orca_jax.serve.keys import read_keys
 from orca_jax.serve.models import model_routes
 from orca_jax.serve.openapi import openapi_route
 from orca_jax.serve.request_context import RequestContext, WithoutLastSlash

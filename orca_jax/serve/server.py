@@ -16,7 +16,6 @@ from orca_jax.link.wire import Ready
 from orca_jax.logs import configure_logging
 from orca_jax.openai.model import Service, downloaded
 from orca_jax.serve.announcement import announcement
-from orca_jax.serve.keys import check_keys
 from orca_jax.serve.listen import listening, tls_context, url_of
 from orca_jax.server_config import ServerConfig
 from orca_jax.startup import RARE_COLLECTIONS
@@ -51,7 +50,6 @@ def serve(config: ServerConfig, begun: float) -> int:
         run_worker(config)
     configure_logging(config)
     context = tls_context(config)
-    check_keys(config)  # before the engine starts
     config = downloaded(config)
     raise_file_limit()
     with listening(config) as listener:
@@ -140,7 +138,7 @@ class _ServerRun:
         engines = asyncio.create_task(supervisor.run_engines())
         try:
             await self._service.read_texts()
-            await engines
+            await asyncio.shield(engines)  # cancelled once, below: a second time would interrupt the end of the engine
         finally:
             engines.cancel()
             await asyncio.gather(engines, return_exceptions=True)

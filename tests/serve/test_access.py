@@ -16,8 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
 from orca_jax.errors import ConfigError
-from orca_jax.serve.access import Access, with_cors
-from orca_jax.serve.keys import read_keys
+from orca_jax.serve.access import Access, read_keys, with_cors
 from orca_jax.server_config import ServerConfig
 from tests.serve.asgi import Answer, Pairs, bearer, call, http_scope
 

@@ -55,5 +55,5 @@ def attend_in_c(
 
 
 def _num_devices() -> int:
-    """The devices that run the function which is traced now: they share the processors of this machine."""
+    """The number of devices of the traced function. They share the processors of this machine."""
     return max(1, jax.sharding.get_abstract_mesh().size)

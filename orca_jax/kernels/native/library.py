@@ -111,9 +111,10 @@ def _register(library: ctypes.CDLL, name: str) -> Library:
 
 
 def _open(compiler: str | None, directory: str | None) -> tuple[ctypes.CDLL, str]:
-    """The library and its name: one that is kept, or a new one, which is kept if the directory can be written.
+    """Open the library of the directory, or compile it. Return it with its name.
 
-    Without a compiler the newest one of this code, processor and version of JAX is taken, whichever compiler made it.
+    A new library is kept if the directory can be written. Without a compiler the newest library of this code, processor
+    and version of JAX is opened.
 
     Raises:
         _AbsentError: there is no compiler, and no library is kept.
