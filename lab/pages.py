@@ -22,6 +22,7 @@ from lab import control_plane, support_page, workers
 from lab.peers import page as peers_page
 from lab.real.page import held_out, measured, table
 from lab.reproduce import baselines, blocks
+from lab.shelf import burst
 from lab.shelf import page as shelf
 from orca_jax.errors import ConfigError
 from orca_jax.serve.openapi import openapi_document
@@ -75,6 +76,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "schedulers": schedulers,
     "shelf": shelf.tables,
     "shelf_about": shelf.about,
+    "shelf_burst": burst.block,
     "shelf_policies": shelf.policies,
     "support": support_page.block,
     "what_if": blocks.what_if,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from lab.reproduce.rows import shown as printed
 RESULTS = Path(__file__).parents[1] / "results"
 FIGURES = ("fig8", "fig9", "fig10", "fig11", "table1")
 LATER = ("stability", "mc_sf", "vtc", "k_lpm", "ratios")
-"""Later papers, recorded in the quick form alone."""
+"""Later papers, recorded in the quick form, or in both."""
+REASONS = ("stability", "optimum", "fairness", "prefixes", "ratios")
+"""Modules of the shelf whose docstrings say what was run instead of the papers' testbeds."""
 MODELS = ("101B", "175B", "341B")
 ENGINES = {"orca": "ORCA", "ft": "FasterTransformer"}
 
@@ -73,27 +76,29 @@ def beyond() -> str:
 
 
 def later() -> str:
-    """The rows of later papers, and where to read why they differ."""
+    """The rows of later papers, and why they differ."""
+    rows = {row["name"]: row for form in ("quick", "full") for row in recorded(form)}
     cells = [
         (row["text"], printed(row["ours"]), printed(row["paper"]), f"**{row['verdict']}**")
-        for row in recorded("quick")
+        for row in rows.values()
         if row["name"].startswith(LATER)
     ]
     about = (
         "## What the papers measured\n\n`python -m lab reproduce NAME --quick` gives these rows, without the papers' "
-        f"testbeds; the names are {', '.join(f'`{name}`' for name in LATER)}. The reasons for differences are in "
-        "`lab/shelf/`: `optimum.py` says why MC-SF is beyond its limit, `prefixes.py` why LPM is not behind k-LPM, and "
-        "`ratios.py` what was substituted. All 200 instances of 4 to 8 requests give MC-SF means of 1.028 ± 0.004 at "
-        "once and 1.054 ± 0.010 online (95 % intervals), so the limit of 1.02 is missed: it runs the shortest first, "
-        "and other orders with smaller sums exist.\n\n"
+        f"testbeds; the names are {', '.join(f'`{name}`' for name in LATER)}. Those of `mc_sf` are recorded without "
+        "`--quick`.\n\n"
     )
-    return about + table(("value", "ours", "the paper", "verdict"), cells) + "\n"
+    reasons = [(import_module(f"lab.shelf.{name}").__doc__ or "").strip() for name in REASONS]
+    parts = ["### What was run, and why it differs", *reasons]
+    return about + table(("value", "ours", "the paper", "verdict"), cells) + "\n" + "\n\n".join(parts) + "\n"
 
 
 def recorded(form: str = "full") -> Iterator[Mapping[str, Any]]:
-    """The rows of all figures, in the quick form also those of later papers."""
-    for name in (*FIGURES, *LATER) if form == "quick" else FIGURES:
-        yield from json.loads((RESULTS / f"{name}-{form}.json").read_text(encoding="utf-8"))["rows"].values()
+    """The rows of all figures in a form, and those of later papers that are recorded in it."""
+    for name in (*FIGURES, *LATER):
+        path = RESULTS / f"{name}-{form}.json"
+        if name in FIGURES or path.is_file():
+            yield from json.loads(path.read_text(encoding="utf-8"))["rows"].values()
 
 
 def shown(value: Any) -> str:

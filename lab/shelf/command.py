@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 
 from lab.paper.effort import Effort
+from lab.shelf import burst
 from lab.shelf.loads import TRACES
 from lab.shelf.page import PICTURE, draw
 from lab.shelf.table import COLUMNS, RESULT, measured, shown
@@ -21,13 +22,17 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-requests", type=int, default=500, metavar="N", help="requests of a run (default: 500)")
     processes = os.cpu_count() or 1
     parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
-    parser.add_argument("--record", action="store_true", help="write lab/results/shelf.json and docs/shelf.svg")
+    parser.add_argument("--burst", action="store_true", help="instead, serve a burst on a GPT-2 in real time")
+    parser.add_argument("--record", action="store_true", help="write the results to lab/results/, and docs/shelf.svg")
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure and print the table; name the loads without a file."""
     if args.num_requests < 10:
         raise ConfigError(f"num_requests must be at least 10, got {args.num_requests}", param="num_requests")
+    if args.burst:
+        _run_burst(args.record)
+        return
     names, missing = ["orca", "agents"], list[str]()
     for name, (_, file) in TRACES.items():
         has_file = args.traces is not None and (args.traces / file).is_file()
@@ -43,6 +48,14 @@ def run(args: argparse.Namespace) -> None:
     if args.record:
         write_file(RESULT, (json.dumps(found) + "\n").encode())
         draw(found, PICTURE)
+
+
+def _run_burst(is_recorded: bool) -> None:
+    found = rounded(burst.measured())
+    lines = {name: "  ".join(map(shown, figures.values())) for name, figures in found["policies"].items()}
+    print_table(f"burst of {found['tokens']} tokens: {', '.join(burst.COLUMNS.values())}", lines)
+    if is_recorded:
+        write_file(burst.BURST, (json.dumps(found) + "\n").encode())
 
 
 def _processor_seconds() -> float:
