@@ -4,13 +4,14 @@ import argparse
 import json
 import os
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.paper.effort import Effort
 from lab.shelf import burst
 from lab.shelf.loads import TRACES
 from lab.shelf.page import PICTURE, draw
-from lab.shelf.table import COLUMNS, RESULT, measured, shown
+from lab.shelf.table import COLUMNS, POLICIES, RESULT, maker, measured, shown
 from orca_jax.errors import ConfigError
 from orca_jax.reporting import print_table, rounded, write_file
 
@@ -22,6 +23,9 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-requests", type=int, default=500, metavar="N", help="requests of a run (default: 500)")
     processes = os.cpu_count() or 1
     parser.add_argument("--processes", type=int, default=processes, metavar="N", help="processes (default: all cores)")
+    parser.add_argument(
+        "--policy", nargs="+", metavar="POLICY", help="names, or FILE.py:CLASS of your own (default: the whole shelf)"
+    )
     parser.add_argument("--burst", action="store_true", help="instead, serve a burst on a GPT-2 in real time")
     parser.add_argument("--record", action="store_true", help="write the results to lab/results/, and docs/shelf.svg")
 
@@ -30,8 +34,13 @@ def run(args: argparse.Namespace) -> None:
     """Measure and print the table; name the loads without a file."""
     if args.num_requests < 10:
         raise ConfigError(f"num_requests must be at least 10, got {args.num_requests}", param="num_requests")
+    if args.record and args.policy:
+        raise ConfigError("record is for the whole shelf; leave out --policy", param="record")
+    policies = args.policy or tuple(POLICIES)
+    for policy in policies:
+        maker(policy)  # or an error, before the first run
     if args.burst:
-        _run_burst(args.record)
+        _run_burst(policies, args.record)
         return
     names, missing = ["orca", "agents"], list[str]()
     for name, (_, file) in TRACES.items():
@@ -39,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         (names if has_file else missing).append(name)
     if missing:
         print(f"left out, since --traces has no file of them: {', '.join(missing)}")
-    found = measured(names, args.num_requests, args.traces, Effort(processes=args.processes))
+    found = measured(names, args.num_requests, args.traces, Effort(processes=args.processes), policies)
     found = rounded(found | {"minutes": _processor_seconds() / 60})
     for name, levels in found["loads"].items():
         for level, each in levels.items():
@@ -50,8 +59,8 @@ def run(args: argparse.Namespace) -> None:
         draw(found, PICTURE)
 
 
-def _run_burst(is_recorded: bool) -> None:
-    found = rounded(burst.measured())
+def _run_burst(policies: Sequence[str], is_recorded: bool) -> None:
+    found = rounded(burst.measured(policies))
     lines = {name: "  ".join(map(shown, figures.values())) for name, figures in found["policies"].items()}
     print_table(f"burst of {found['tokens']} tokens: {', '.join(burst.COLUMNS.values())}", lines)
     if is_recorded:

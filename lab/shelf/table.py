@@ -7,6 +7,7 @@ beside a value is half the difference between the largest and the smallest one o
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from lab.policies.vtc import VirtualTokenCounter
 from lab.shelf.fairness import gap
 from lab.shelf.loads import DEVICE, DEVICES, MODEL, load
 from lab.shelf.virtual import Call, Outcome, Service, on_protocol, simulate
+from orca_jax.checks import is_class_name
+from orca_jax.errors import ConfigError
 from orca_jax.policy import Policy
+from orca_jax.policy.kinds import made, policy_kind
 from orca_jax.reporting import percentile
 from orca_jax.sched.predict import Predictor, RunningQuantiles
 
@@ -70,12 +74,14 @@ COLUMNS = {
 """Titles of the figures."""
 
 
-def measured(names: Sequence[str], count: int, traces: Path | None, effort: Effort) -> dict[str, Any]:
-    """The figures of all policies on the loads of these names."""
+def measured(
+    names: Sequence[str], count: int, traces: Path | None, effort: Effort, policies: Sequence[str] = tuple(POLICIES)
+) -> dict[str, Any]:
+    """The figures of policies on the loads of these names."""
     loads = [(name, seed) for name in names for seed in SEEDS]
     tops = effort.map(saturation, *zip(*[(*each, count, traces) for each in loads], strict=True))
     points = [(*each, top, level) for each, top in zip(loads, tops, strict=True) for level in LOADS]
-    runs = [(policy, *point) for point in points for policy in POLICIES]
+    runs = [(policy, *point) for point in points for policy in policies]
     found = effort.map(measure, *zip(*[(*each, count, traces) for each in runs], strict=True))
     table: dict[str, Any] = {}
     for (policy, name, _, _, level), figures in zip(runs, found, strict=True):
@@ -100,8 +106,24 @@ def measure(
     """The figures of a run at a multiple of the saturation."""
     calls = load(name, level * top, count, seed, traces)
     devices = DEVICES._replace(token_budget=DEVICES.longest) if policy in WHOLE else DEVICES
-    outcome = simulate(lambda limits: on_protocol(POLICIES[policy](), limits), calls, devices, PREDICTORS.get(policy))
-    return figures_of(calls, outcome)
+    make = maker(policy)
+    return figures_of(
+        calls, simulate(lambda limits: on_protocol(make(), limits), calls, devices, PREDICTORS.get(policy))
+    )
+
+
+def maker(policy: str) -> Callable[[], Policy]:
+    """The maker of a policy of the shelf, or of one from outside: FILE.py:CLASS.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    if policy in POLICIES:
+        return POLICIES[policy]
+    if not is_class_name(policy):
+        message = f"policy must be FILE.py:CLASS or one of {', '.join(POLICIES)}, got {policy!r}"
+        raise ConfigError(message, param="policy")
+    return partial(made, policy_kind(policy, None).kind, "scheduler")
 
 
 def figures_of(calls: Sequence[Call], outcome: Outcome) -> dict[str, float]:

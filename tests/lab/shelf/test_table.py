@@ -56,3 +56,23 @@ def test_the_command_leaves_out_loads_without_a_file(
     assert all(shown.count(name) >= 2 for name in table.POLICIES) and (tmp_path / "shelf.svg").is_file()
     assert main(["shelf", "--num-requests", "2"]) == 2
     assert "num_requests must be at least 10" in capsys.readouterr().err
+
+
+def test_own_policies_beside_those_of_the_shelf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table, "LOADS", (0.9,))
+    monkeypatch.setattr(table, "SEEDS", (0,))
+    own = tmp_path / "own.py"
+    own.write_text("from lab.policies.sarathi import Sarathi\n\n\nclass Own(Sarathi):\n    pass\n")
+    flags = ["shelf", "--num-requests", "12", "--processes", "1", "--policy", "sarathi", f"{own}:Own"]
+    assert main(flags) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = {line[0]: line[1:] for line in lines if line and line[0] in ("sarathi", f"{own}:Own")}
+    assert len(found) == 2 and found["sarathi"] == found[f"{own}:Own"]
+    for wrong, message in (
+        (["--policy", "fifo"], "policy must be FILE.py:CLASS or one of orca"),
+        (["--record"], "leave"),
+    ):
+        assert main([*flags, *wrong]) == 2
+        assert message in capsys.readouterr().err
