@@ -77,6 +77,9 @@ def check(config: ServerConfig, given: Collection[str] = ()) -> None:
         _require(getattr(config, name) != "", name, "must not be empty")
     for name in ("served_model_name", "api_key", "allowed_origins", "allowed_hosts"):
         _require(all(getattr(config, name)), name, "must not be empty")
+    for origin in config.allowed_origins:
+        is_origin = origin in ("*", "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin) is not None
+        _require(is_origin, "allowed_origins", f"must be *, or origins such as https://page.example; got {origin!r}")
     _check_address(config)
     _check_numbers(config)
     _check_kv_events(config)

@@ -113,6 +113,8 @@ def test_flags(flags: str, expected: dict[str, Any]) -> None:
         ("--max-calls-per-key 0", "max_calls_per_key"),
         ("--allowed-hosts=", "allowed_hosts"),
         ("--max-logprobs 21", "max_logprobs"),
+        ("--allowed-origins page.example", "allowed_origins"),
+        ("--allowed-origins https://page.example/", "allowed_origins"),
         ("--allow-credentials", "allow_credentials"),
         ("--allow-credentials --allowed-origins *", "allow_credentials"),
         ("--allow-credentials --allowed-origins http://a *", "allow_credentials"),
