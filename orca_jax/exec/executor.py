@@ -299,9 +299,13 @@ class JaxExecutor:
         largest sizes are compiled only if a smaller one is not enough.
         """
         shapes, config, times = self._shapes, self.config, LaunchTimes()
+        sizes = measured_sizes(config.buckets, skips_padding=shapes.skips_padding)
         known = shapes.known_times
+        most = known.largest if known is not None else 0
+        if known is not None and most < sizes[-1] and not is_enough(most, known.of_layers(most)):
+            known = None  # of a start with a shorter target
         ran = set[int]()
-        for size in measured_sizes(config.buckets, skips_padding=shapes.skips_padding):
+        for size in sizes:
             bucket = bucket_for(config.buckets, size)
             if not self._last.has_layers(bucket):
                 for stage in self.stages:

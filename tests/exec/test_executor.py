@@ -274,15 +274,21 @@ def test_a_later_start_runs_the_smallest_size(
 
 
 @few
-def test_sizes_beyond_the_target_are_not_measured(program_cache: str) -> None:
+def test_sizes_beyond_the_target_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that are kept by a start with a shorter target are not enough for a longer one."""
+    kept: dict[str, bytes] = {}
+    monkeypatch.setattr(ProgramStore, "read", lambda store, name: kept.get(name))
+    monkeypatch.setattr(ProgramStore, "write", lambda store, name, content: kept.update({name: content}))
     decoder, mesh = decoder_on(1)
     cache = CacheConfig(one_group(MODEL.layer_caches), (NUM_PAGES,), 8, "float32")
     config = ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, "xla", None)
-    executor = JaxExecutor([StageModel(decoder, mesh)], MODEL, config, is_enough=lambda size, seconds: seconds > 0)
-    assert executor.launch_seconds.keys() == {4} and executor._longest_seconds.keys() == {4, 8}
-    assert executor._longest_seconds[8] > executor._longest_seconds[4]
-    assert executor.stages[0].programs.keys() >= {("layers", 4), ("layers", 8)}, "all sizes exist"
-    executor.close()
+    for target, measured in ((0, {4}), (0, {4}), (9, {4, 8})):
+        stages = [StageModel(decoder, mesh)]
+        executor = JaxExecutor(stages, MODEL, config, is_enough=lambda size, seconds, target=target: seconds > target)
+        assert executor.launch_seconds.keys() == measured and executor._longest_seconds.keys() == {4, 8}
+        assert executor._longest_seconds[8] > executor._longest_seconds[4] or target
+        assert executor.stages[0].programs.keys() >= {("layers", 4), ("layers", 8)}, "all sizes exist"
+        executor.close()
 
 
 def test_close_frees_the_cache(program_cache: str) -> None:
