@@ -90,7 +90,7 @@ def later() -> str:
     )
     reasons = [(import_module(f"lab.shelf.{name}").__doc__ or "").strip() for name in REASONS]
     parts = ["### What was run, and why it differs", *reasons]
-    return about + table(("value", "ours", "the paper", "verdict"), cells) + "\n" + "\n\n".join(parts) + "\n"
+    return "\n\n".join([about + table(("value", "ours", "the paper", "verdict"), cells), *parts]) + "\n"
 
 
 def recorded(form: str = "full") -> Iterator[Mapping[str, Any]]:

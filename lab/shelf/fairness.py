@@ -3,12 +3,9 @@
 Client A sends short prompts with long answers, client B long prompts with short answers; both send more than half of
 what the engine serves, and A many more than B. The service of a client is w_p for each prompt token, counted when its
 request is admitted, and w_q for each generated token, w_p = 1 and w_q = 2 as in the paper's experiments. In each
-interval in which both wait, their services differ by at most
-
-    2 max(w_p L_input, w_q M),
-
-with the longest prompt L_input and the most tokens M that fit into memory. First come, first served breaks the bound.
-The paper shows this with Llama-2-7B on an A10G GPU; here the theorem is checked, and no time is compared.
+interval in which both wait, their services differ by at most `2 * max(w_p * L_input, w_q * M)`, with the longest prompt
+L_input and the most tokens M that fit into memory. First come, first served breaks the bound. The paper shows this with
+Llama-2-7B on an A10G GPU; here the theorem is checked, and no time is compared.
 """
 
 import random

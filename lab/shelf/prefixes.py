@@ -10,7 +10,8 @@ compared: by the ratios of their 99th percentiles on the same requests, with 95 
 
 FCFS is behind both. LPM and k-LPM are equal here: all histories are of one length, so when the waiting requests of the
 users in the cache have run, the others match equally, and the oldest one is next under LPM too. No request starves:
-even the first user sends 4 requests each second, and the device serves 67 that match.
+even the first user sends 4 requests each second, and the device serves 67 that match. Two other loads had the same
+result: histories of different lengths, and longer documents of fewer users.
 """
 
 import random

@@ -1,15 +1,11 @@
 """Stability (Li, Dai and Peng, arXiv 2504.07347): the largest load under which the number of requests does not grow.
 
 The paper proves that work-conserving schedulers, such as ORCA's and Sarathi-Serve's, are stable if and only if
+`rate * (prompt tokens + output tokens) < b / t(b)`, with the budget b of tokens and the seconds t(b) of a full
+iteration, and that FasterTransformer and vanilla vLLM are not stable up to this bound. The time of an iteration depends
+on its tokens alone, by the paper's form `t(n) = c + a * max(0, n - n0)`.
 
-    rate (prompt tokens + output tokens) < b / t(b),
-
-with the budget b of tokens and the seconds t(b) of a full iteration, and that FasterTransformer and vanilla vLLM are
-not stable up to this bound. The time of an iteration depends on its tokens alone, by the paper's form
-
-    t(n) = c + a max(0, n - n0).
-
-Rows and memory do not bind. The numbers of this form, and lengths, are ours: they are in the constants below. A
+Rows and memory do not bind. The numbers of this form, and lengths, are ours: they are the constants of the module. A
 request computes one token less than it has, since its last one is not processed; the bound counts the computed ones. A
 batch of `request_level` is as large as fills the budget with prompts. Arrivals are Poisson, with half of them in each
 half of the time, so that the growth is not that of the arrivals.
