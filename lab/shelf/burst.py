@@ -78,9 +78,10 @@ def measured(policies: Sequence[str] = tuple(POLICIES), model: str = MODEL) -> d
         warm_up(built.engine, burst)
         for _ in range(PASSES):
             for name in policies:
-                of_name = {"scheduler": _class_of(name), "scheduler_options": json.dumps(OPTIONS.get(name, {}))}
+                options = json.dumps(OPTIONS.get(name, {}))
                 predictor = "quantiles" if name == "srpt_quantiles" else None
-                reschedule(built, replace(config, **of_name, length_predictor=predictor))
+                own = replace(config, scheduler=_class_of(name), scheduler_options=options, length_predictor=predictor)
+                reschedule(built, own)
                 tokens, found = served(built, burst)
                 expected = expected or tokens
                 assert tokens == expected, f"{name} has other tokens"

@@ -107,9 +107,8 @@ def measure(
     calls = load(name, level * top, count, seed, traces)
     devices = DEVICES._replace(token_budget=DEVICES.longest) if policy in WHOLE else DEVICES
     make = maker(policy)
-    return figures_of(
-        calls, simulate(lambda limits: on_protocol(make(), limits), calls, devices, PREDICTORS.get(policy))
-    )
+    outcome = simulate(lambda limits: on_protocol(make(), limits), calls, devices, PREDICTORS.get(policy))
+    return figures_of(calls, outcome)
 
 
 def maker(policy: str) -> Callable[[], Policy]:
