@@ -79,6 +79,11 @@ class Weight:
         return "{expert}" in self.key
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of a text, which are keys of a config.json."""
+    return frozenset(text.split())
+
+
 def paired(rows: tuple[Weight, ...], config: ModelConfig) -> tuple[Weight, ...]:
     """The rows, with pairs side by side for the projections to queries and keys."""
     heads = {"query": config.num_heads, "key": config.num_kv_heads // config.kv_copies}

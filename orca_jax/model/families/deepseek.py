@@ -10,21 +10,15 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import LatentConfig
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, words
 from orca_jax.model.families.experts import HARMLESS
 from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, dense_layers_first, grouped_experts, mixture_weights
 from orca_jax.model.families.sizes import SIZES
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, refusal
 
-_KEYS = llama.KEYS | {
-    "attention_bias",
-    "kv_lora_rank",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "rope_interleave",
-    "v_head_dim",
-}
+_KEYS = llama.KEYS | words(
+    "attention_bias kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim rope_interleave v_head_dim"
+)
 _ROPE = rope.RopeRules(kinds=("default", "yarn"))
 
 

@@ -10,19 +10,14 @@ from dataclasses import replace
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.base import Family, Weight, words
 from orca_jax.model.families.keys import check_keys
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, get_optional_float, refusal
 from orca_jax.model.families.windows import windows_of_gemma
 
-_KEYS = (llama.KEYS - {"hidden_act"}) | {
-    "attention_bias",
-    "final_logit_softcapping",
-    "hidden_activation",
-    "layer_types",
-    "query_pre_attn_scalar",
-    "sliding_window",
-}
+_KEYS = (llama.KEYS - {"hidden_act"}) | words(
+    "attention_bias final_logit_softcapping hidden_activation layer_types query_pre_attn_scalar sliding_window"
+)
 # `hidden_act` is not read by transformers either, and neither are these notes of the windows.
 _HARMLESS = frozenset({"_sliding_window_pattern", "cache_implementation", "hidden_act", "sliding_window_size"})
 _CAUSAL = {"use_bidirectional_attention": (False, None)}
@@ -191,13 +186,5 @@ GEMMA3 = Family(
     weights=gemma3_weights,
     prefixes=("language_model.model.", "model.language_model.", "language_model."),
     ignored=re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
-    harmless=frozenset(
-        {
-            "boi_token_index",
-            "eoi_token_index",
-            "image_token_index",
-            "mm_tokens_per_image",
-            "vision_config",
-        }
-    ),
+    harmless=words("boi_token_index eoi_token_index image_token_index mm_tokens_per_image vision_config"),
 )

@@ -11,7 +11,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import SHARED_MIXERS, ExpertsConfig, KeySharing, LayerInputs, MixerName, WideConfig
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight
+from orca_jax.model.families.base import Family, JoinedPart, Weight, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_int, get_optional_float, refusal
 from orca_jax.model.families.windows import windows_of_pattern
@@ -172,33 +172,13 @@ _NEAR = near_llama(
     "gemma4_text",
     "Gemma 4, for texts alone",
     "Gemma4",
-    LlamaShape(
-        activation="gelu_pytorch_tanh",
-        rules=_LOCAL,
-        is_tied=True,
-        activation_key="hidden_activation",
-    ),
+    LlamaShape(activation="gelu_pytorch_tanh", rules=_LOCAL, is_tied=True, activation_key="hidden_activation"),
     _fields,
-    frozenset(
-        {
-            "attention_bias",
-            "attention_k_eq_v",
-            "enable_moe_block",
-            "final_logit_softcapping",
-            "global_head_dim",
-            "hidden_activation",
-            "hidden_size_per_layer_input",
-            "layer_types",
-            "moe_intermediate_size",
-            "num_experts",
-            "num_global_key_value_heads",
-            "num_kv_shared_layers",
-            "per_layer_config",
-            "sliding_window",
-            "top_k_experts",
-            "use_double_wide_mlp",
-            "vocab_size_per_layer_input",
-        }
+    words(
+        "attention_bias attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim hidden_activation "
+        "hidden_size_per_layer_input layer_types moe_intermediate_size num_experts num_global_key_value_heads "
+        "num_kv_shared_layers per_layer_config sliding_window top_k_experts use_double_wide_mlp "
+        "vocab_size_per_layer_input"
     ),
     weights,
     fixed={"use_bidirectional_attention": (None, "vision")},

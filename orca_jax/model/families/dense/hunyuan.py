@@ -6,30 +6,15 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import RopeConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Weight
+from orca_jax.model.families.base import Weight, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.rope import RopeRules
 from orca_jax.model.families.values import HfConfig, get_float, get_optional_float, refusal
 
-HUNYUAN_SHAPE = LlamaShape(
-    1e-5,
-    rules=RopeRules(notes=frozenset({"alpha"})),
-)
-HUNYUAN_HARMLESS = frozenset(
-    {
-        "add_classification_head",
-        "class_num",
-        "eod_token_id",
-        "im_end_id",
-        "im_newline_id",
-        "im_start_id",
-        "mask_init_id",
-        "org_vocab_size",
-        "pad_id",
-        "pool_type",
-        "text_end_id",
-        "text_start_id",
-    }
+HUNYUAN_SHAPE = LlamaShape(1e-5, rules=RopeRules(notes=frozenset({"alpha"})))
+HUNYUAN_HARMLESS = words(
+    "add_classification_head class_num eod_token_id im_end_id im_newline_id im_start_id mask_init_id org_vocab_size "
+    "pad_id pool_type text_end_id text_start_id"
 )
 """Keys that transformers does not read."""
 

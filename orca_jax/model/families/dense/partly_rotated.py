@@ -45,10 +45,7 @@ SMOLLM3 = near_llama(
     "smollm3",
     "SmolLM 3",
     "SmolLM3",
-    LlamaShape(
-        rules=RopeRules(theta=2e6),
-        is_tied=True,
-    ),
+    LlamaShape(rules=RopeRules(theta=2e6), is_tied=True),
     _smollm3,
     BIASES | {"layer_types", "no_rope_layer_interval", "no_rope_layers"},
     harmless=frozenset({"max_window_layers"}),  # of windows, which are refused
@@ -57,9 +54,7 @@ EXAONE4 = near_llama(
     "exaone4",
     "EXAONE 4",
     "Exaone4",
-    LlamaShape(
-        1e-5,
-    ),
+    LlamaShape(1e-5),
     _exaone4,
     frozenset({"layer_types", "sliding_window", "sliding_window_pattern"}),
 )

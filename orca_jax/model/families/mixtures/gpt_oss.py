@@ -9,7 +9,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import GateClamp
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import JoinedPart, Weight
+from orca_jax.model.families.base import JoinedPart, Weight, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, read_experts
 from orca_jax.model.families.rope import RopeRules
@@ -70,22 +70,11 @@ GPT_OSS = near_llama(
     "gpt_oss",
     "gpt-oss-20b and 120b",
     "GptOss",
-    LlamaShape(
-        1e-5,
-        rules=RopeRules(theta=150000.0, default=_YARN),
-    ),
+    LlamaShape(1e-5, rules=RopeRules(theta=150000.0, default=_YARN)),
     _fields,
-    frozenset(
-        {
-            "attention_bias",
-            "layer_types",
-            "num_experts_per_tok",
-            "num_local_experts",
-            "quantization_config",
-            "sliding_window",
-            "swiglu_alpha",
-            "swiglu_limit",
-        }
+    words(
+        "attention_bias layer_types num_experts_per_tok num_local_experts quantization_config sliding_window "
+        "swiglu_alpha swiglu_limit"
     ),
     _weights,
     aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},

@@ -10,7 +10,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, paired
+from orca_jax.model.families.base import Family, Weight, paired, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
 from orca_jax.model.families.rope import RopeRules
@@ -104,22 +104,10 @@ _NEAR = near_llama(
         rules=RopeRules(theta=5e5, kinds=("default", "linear", "llama3")),
     ),
     _fields,
-    frozenset(
-        {
-            "attention_bias",
-            "attention_chunk_size",
-            "attn_temperature_tuning",
-            "floor_scale",
-            "interleave_moe_layer_step",
-            "intermediate_size_mlp",
-            "layer_types",
-            "moe_layers",
-            "no_rope_layer_interval",
-            "no_rope_layers",
-            "num_experts_per_tok",
-            "num_local_experts",
-            "use_qk_norm",
-        }
+    words(
+        "attention_bias attention_chunk_size attn_temperature_tuning floor_scale interleave_moe_layer_step "
+        "intermediate_size_mlp layer_types moe_layers no_rope_layer_interval no_rope_layers num_experts_per_tok "
+        "num_local_experts use_qk_norm"
     ),
     _weights,
     aliases={"num_experts": "num_local_experts"},

@@ -113,9 +113,7 @@ _MELLUM = near_llama(
     "mellum",
     "Mellum 2",
     "Mellum",
-    LlamaShape(
-        rules=RopeRules(None, 5e5, part="full_attention"),
-    ),
+    LlamaShape(rules=RopeRules(None, 5e5, part="full_attention")),
     _mellum,
     _KEYS | {"layer_types", "mlp_layer_types", "norm_topk_prob", "sliding_window"},
     lambda config: (*llama.weights_beside_mlp(config), *expert_weights(_MLP)),

@@ -7,7 +7,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, linear
+from orca_jax.model.families.base import Family, Weight, linear, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.dense.partly_rotated import rotated_windows
 from orca_jax.model.families.experts import HARMLESS, read_experts
@@ -132,34 +132,23 @@ MINIMAX_M2 = near_llama(
     "minimax_m2",
     "MiniMax-M2, with weights in bfloat16",
     "MiniMaxM2",
-    LlamaShape(
-        rules=RopeRules(theta=5e6, share=1.0),
-    ),
+    LlamaShape(rules=RopeRules(theta=5e6, share=1.0)),
     _minimax_m2,
     frozenset({"num_experts_per_tok", "num_local_experts", "rotary_dim"}),
     _of_minimax_m2,
     aliases={"num_experts": "num_local_experts"},
     fixed={"scoring_func": ("sigmoid", None), "use_qk_norm": (True, None)},
     harmless=HARMLESS
-    | {
-        "attn_type_list",
-        "mtp_transformer_layers",
-        "num_mtp_modules",
-        "qk_norm_type",
-        "shared_intermediate_size",
-        "shared_moe_mode",
-        "use_mtp",
-        "use_routing_bias",
-    },  # not read by transformers either
+    | words(
+        "attn_type_list mtp_transformer_layers num_mtp_modules qk_norm_type shared_intermediate_size shared_moe_mode "
+        "use_mtp use_routing_bias"
+    ),  # not read by transformers either
 )
 HY_V3 = near_llama(
     "hy_v3",
     "Hunyuan 3",
     "HYV3",
-    LlamaShape(
-        1e-5,
-        rules=RopeRules(theta=11_158_840.0),
-    ),
+    LlamaShape(1e-5, rules=RopeRules(theta=11_158_840.0)),
     _hy_v3,
     GROUPED_KEYS | {"attention_bias", "mlp_layer_types"},
     _of_hy_v3,
@@ -172,9 +161,7 @@ _EXAONE_MOE = near_llama(
     "exaone_moe",
     "K-EXAONE",
     "ExaoneMoe",
-    LlamaShape(
-        1e-5,
-    ),
+    LlamaShape(1e-5),
     _exaone_moe,
     GROUPED_KEYS
     | {"first_k_dense_replace", "layer_types", "mlp_layer_types", "sliding_window", "sliding_window_pattern"},
@@ -187,18 +174,9 @@ AFMOE = near_llama(
     "afmoe",
     "Trinity Nano and Mini",
     "Afmoe",
-    LlamaShape(
-        1e-5,
-    ),
+    LlamaShape(1e-5),
     _afmoe,
-    GROUPED_KEYS
-    | {
-        "global_attn_every_n_layers",
-        "layer_types",
-        "mup_enabled",
-        "num_dense_layers",
-        "sliding_window",
-    },
+    GROUPED_KEYS | words("global_attn_every_n_layers layer_types mup_enabled num_dense_layers sliding_window"),
     _of_afmoe,
     aliases={**_ALIASES, "route_scale": "routed_scaling_factor"},
     fixed={

@@ -9,7 +9,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.base import Family, Weight, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights
 from orca_jax.model.families.rope import RopeRules
@@ -17,17 +17,9 @@ from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_fl
 from orca_jax.model.families.windows import windows_of_pattern
 
 _MLP = "layers.{layer}.mlp"
-GROUPED_KEYS = frozenset(
-    {
-        "moe_intermediate_size",
-        "n_group",
-        "n_routed_experts",
-        "n_shared_experts",
-        "norm_topk_prob",
-        "num_experts_per_tok",
-        "routed_scaling_factor",
-        "topk_group",
-    }
+GROUPED_KEYS = words(
+    "moe_intermediate_size n_group n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok "
+    "routed_scaling_factor topk_group"
 )
 """The keys read by `grouped_experts`."""
 _NEXT_TOKENS = frozenset({"num_mtp_layers", "num_nextn_predict_layers"})  # further layers, which are skipped
@@ -168,10 +160,7 @@ SOLAR_OPEN = near_llama(
     "solar_open",
     "Solar Open",
     "SolarOpen",
-    LlamaShape(
-        1e-5,
-        rules=RopeRules(theta=1e6),
-    ),
+    LlamaShape(1e-5, rules=RopeRules(theta=1e6)),
     _solar_open,
     GROUPED_KEYS | {"attention_bias"},
     weights,

@@ -8,7 +8,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, paired
+from orca_jax.model.families.base import Family, Weight, paired, words
 from orca_jax.model.families.dense.hunyuan import HUNYUAN_HARMLESS, HUNYUAN_SHAPE, attention_of_hunyuan, hunyuan_fields
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
@@ -129,16 +129,7 @@ PHIMOE = near_llama(
         rules=RopeRules(theta=1e6, kinds=("default", "longrope"), notes=frozenset({"short_mscale", "long_mscale"})),
     ),
     _phimoe,
-    frozenset(
-        {
-            "attention_bias",
-            "lm_head_bias",
-            "num_experts_per_tok",
-            "num_local_experts",
-            "router_jitter_noise",
-            "sliding_window",
-        }
-    ),
+    words("attention_bias lm_head_bias num_experts_per_tok num_local_experts router_jitter_noise sliding_window"),
     _of_phimoe,
     aliases={"num_experts": "num_local_experts"},
     harmless=(HARMLESS - {"router_jitter_noise"}) | {"input_jitter_noise"},
@@ -147,23 +138,11 @@ _ERNIE4_5_MOE = near_llama(
     "ernie4_5_moe",
     "ERNIE 4.5 21B-A3B and 300B-A47B",
     "Ernie4_5_Moe",
-    LlamaShape(
-        1e-5,
-        rules=RopeRules(theta=5e5),
-        is_tied=True,
-    ),
+    LlamaShape(1e-5, rules=RopeRules(theta=5e5), is_tied=True),
     _ernie,
-    frozenset(
-        {
-            "moe_intermediate_size",
-            "moe_k",
-            "moe_layer_end_index",
-            "moe_layer_interval",
-            "moe_layer_start_index",
-            "moe_norm_min",
-            "moe_num_experts",
-            "moe_num_shared_experts",
-        }
+    words(
+        "moe_intermediate_size moe_k moe_layer_end_index moe_layer_interval moe_layer_start_index moe_norm_min "
+        "moe_num_experts moe_num_shared_experts"
     ),
     _of_ernie,
     fixed={"use_bias": (False, None)},

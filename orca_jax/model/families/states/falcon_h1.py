@@ -9,23 +9,14 @@ from dataclasses import replace
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.base import Family, Weight, words
 from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_floats, get_int, refusal
 
 _ATTENTION, _MAMBA, _MLP = "blocks.attention_mamba.attention", "blocks.attention_mamba.mamba", "blocks.mlp"
-_FACTORS = frozenset(
-    {
-        "attention_in_multiplier",
-        "attention_out_multiplier",
-        "embedding_multiplier",
-        "key_multiplier",
-        "lm_head_multiplier",
-        "mlp_multipliers",
-        "ssm_in_multiplier",
-        "ssm_multipliers",
-        "ssm_out_multiplier",
-    }
+_FACTORS = words(
+    "attention_in_multiplier attention_out_multiplier embedding_multiplier key_multiplier lm_head_multiplier "
+    "mlp_multipliers ssm_in_multiplier ssm_multipliers ssm_out_multiplier"
 )
 
 

@@ -149,10 +149,7 @@ GRANITE_SWA = near_llama(
     "granite_swa",
     "Granite with windows",
     "GraniteSWA",
-    LlamaShape(
-        1e-5,
-        is_tied=True,
-    ),
+    LlamaShape(1e-5, is_tied=True),
     lambda hf, config: {**biases(hf), **granite_factors(hf), **_with_sinks(hf, config)},
     BIASES | FACTORS | _OF_WINDOWS,
     lambda config: (*llama.weights(config), _SINKS),

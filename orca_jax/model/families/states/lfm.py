@@ -10,7 +10,7 @@ from dataclasses import replace
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import ExpertsConfig, MixerName, RouterConfig, ShortConvConfig
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear
+from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, words
 from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_float, get_int, layer_list, refusal
 from orca_jax.model.families.windows import read_layer_types, window_of_all
@@ -190,34 +190,18 @@ LFM2 = Family(
     models="LFM2",
     config_from_hf=lfm2_from_hf,
     keys=llama.KEYS
-    | {
-        "block_auto_adjust_ff_dim",
-        "block_ffn_dim_multiplier",
-        "block_multiple_of",
-        "conv_L_cache",
-        "conv_bias",
-        "full_attn_idxs",
-        "layer_types",
-    },
+    | words(
+        "block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of conv_L_cache conv_bias full_attn_idxs "
+        "layer_types"
+    ),
     architectures=("Lfm2ForCausalLM", "Lfm2Model"),
     weights=weights,
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
     aliases={"norm_eps": "rms_norm_eps", "block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
-    harmless=frozenset(
-        {
-            "block_dim",
-            "block_mlp_init_scale",
-            "block_norm_eps",
-            "block_out_init_scale",
-            "block_use_swiglu",
-            "block_use_xavier_init",
-            "conv_dim",
-            "conv_dim_out",
-            "conv_use_xavier_init",
-            "num_heads",
-            "use_pos_enc",
-        }
+    harmless=words(
+        "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
+        "conv_dim conv_dim_out conv_use_xavier_init num_heads use_pos_enc"
     ),  # in published files; transformers reads none of them
 )
 
@@ -227,18 +211,10 @@ LFM2_MOE: Family = replace(
     models="LFM2 with experts",
     config_from_hf=lfm2_moe_from_hf,
     keys=llama.KEYS
-    | {
-        "conv_L_cache",
-        "conv_bias",
-        "layer_types",
-        "moe_intermediate_size",
-        "norm_topk_prob",
-        "num_dense_layers",
-        "num_experts",
-        "num_experts_per_tok",
-        "routed_scaling_factor",
-        "use_expert_bias",
-    },
+    | words(
+        "conv_L_cache conv_bias layer_types moe_intermediate_size norm_topk_prob num_dense_layers num_experts "
+        "num_experts_per_tok routed_scaling_factor use_expert_bias"
+    ),
     architectures=("Lfm2MoeForCausalLM", "Lfm2MoeModel"),
     harmless=HARMLESS,
 )
@@ -247,15 +223,7 @@ LFM3 = Family(
     models="LFM3",
     config_from_hf=lfm3_from_hf,
     keys=llama.KEYS
-    | {
-        "attention_bias",
-        "conv_L_cache",
-        "conv_bias",
-        "layer_types",
-        "sliding_window",
-        "use_attention_gate",
-        "use_sandwich_norm",
-    },
+    | words("attention_bias conv_L_cache conv_bias layer_types sliding_window use_attention_gate use_sandwich_norm"),
     architectures=("Lfm3ForCausalLM", "Lfm3Model"),
     weights=weights,
     prefixes=llama.PREFIXES,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import MambaConfig, MixerName
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, head, linear
+from orca_jax.model.families.base import Family, Weight, head, linear, words
 from orca_jax.model.families.experts import HARMLESS
 from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, grouped_experts
 from orca_jax.model.families.sizes import SIZES
@@ -135,22 +135,11 @@ NEMOTRON_H = Family(
     config_from_hf=config_from_hf,
     keys=llama.KEYS - {"hidden_act", "rms_norm_eps"}
     | GROUPED_KEYS
-    | {
-        "conv_kernel",
-        "hybrid_override_pattern",
-        "layer_norm_epsilon",
-        "layers_block_type",
-        "mamba_head_dim",
-        "mamba_num_heads",
-        "mlp_bias",
-        "mlp_hidden_act",
-        "moe_shared_expert_intermediate_size",
-        "n_groups",
-        "ssm_state_size",
-        "time_step_min",
-        "use_bias",
-        "use_conv_bias",
-    },
+    | words(
+        "conv_kernel hybrid_override_pattern layer_norm_epsilon layers_block_type mamba_head_dim mamba_num_heads "
+        "mlp_bias mlp_hidden_act moe_shared_expert_intermediate_size n_groups ssm_state_size time_step_min use_bias "
+        "use_conv_bias"
+    ),
     architectures=("NemotronHForCausalLM", "NemotronHModel"),
     weights=weights,
     prefixes=("backbone.", *llama.PREFIXES),
@@ -163,23 +152,10 @@ NEMOTRON_H = Family(
     },
     aliases={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
     harmless=HARMLESS
-    | {
-        "chunk_size",
-        "expand",
-        "hidden_dropout",
-        "mamba_proj_bias",
-        "mamba_ssm_cache_dtype",
-        "moe_shared_expert_overlap",
-        "mtp_hybrid_override_pattern",
-        "mtp_layers_block_type",
-        "num_logits_to_keep",
-        "num_nextn_predict_layers",
-        "rescale_prenorm_residual",
-        "residual_in_fp32",
-        "time_step_floor",
-        "time_step_limit",
-        "time_step_max",
-        "time_step_rank",
-        "use_mamba_kernels",
-    },
+    | words(
+        "chunk_size expand hidden_dropout mamba_proj_bias mamba_ssm_cache_dtype moe_shared_expert_overlap "
+        "mtp_hybrid_override_pattern mtp_layers_block_type num_logits_to_keep num_nextn_predict_layers "
+        "rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_limit time_step_max time_step_rank "
+        "use_mamba_kernels"
+    ),
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import DeltaRuleConfig, MixerName
 from orca_jax.model.families import experts, llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, words
 from orca_jax.model.families.qwen_moe import moe_weights
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
@@ -18,16 +18,10 @@ _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
 _ROPE = rope.RopeRules(share=0.25)
 _ROPE_OF_IMAGES = rope.RopeRules(share=0.25, renamed={"mrope": "default"}, notes=rope.SECTIONS)
 _UNREAD = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
-_KEYS = llama.KEYS | {
-    "attention_bias",
-    "full_attention_interval",
-    "layer_types",
-    "linear_conv_kernel_dim",
-    "linear_key_head_dim",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_value_head_dim",
-}
+_KEYS = llama.KEYS | words(
+    "attention_bias full_attention_interval layer_types linear_conv_kernel_dim linear_key_head_dim "
+    "linear_num_key_heads linear_num_value_heads linear_value_head_dim"
+)
 
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
