@@ -6,18 +6,18 @@ and keys instead, and other rotary positions in layers with a window. VaultGemma
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, Weight, words
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.keys import check_keys
-from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, get_optional_float, refusal
+from orca_jax.model.families.values import HfConfig, get_float, get_int, get_optional_float, refusal
 from orca_jax.model.families.windows import windows_of_gemma
 
-_KEYS = (llama.KEYS - {"hidden_act"}) | words(
-    "attention_bias final_logit_softcapping hidden_activation layer_types query_pre_attn_scalar sliding_window"
-)
+_KEYS = words("attention_bias final_logit_softcapping layer_types query_pre_attn_scalar sliding_window")
 # `hidden_act` is not read by transformers either, and neither are these notes of the windows.
 _HARMLESS = frozenset({"_sliding_window_pattern", "cache_implementation", "hidden_act", "sliding_window_size"})
 _CAUSAL = {"use_bidirectional_attention": (False, None)}
@@ -25,22 +25,13 @@ _GLOBAL = rope.RopeRules(theta=1e6, part="full_attention", kinds=("default", "li
 _LOCAL = rope.RopeRules(theta_key="rope_local_base_freq", part="sliding_attention", kinds=("default", "linear"))
 
 
-def gemma_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Gemma 1; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "gemma", activation=("hidden_act", "gelu_pytorch_tanh"))
-    return replace(
-        config,
+def _gemma(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    return {
         **llama.attention_biases(hf),
-        activation="gelu_tanh" if config.activation == "gelu" else config.activation,  # as in transformers
-        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
-        embedding_scale=config.embed_dim**0.5,
-        norm_offset=1.0,
-    )
-
-
-def vaultgemma_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of VaultGemma; raises `ConfigError` as `llama.config_from_hf` does."""
-    return replace(gemma2_from_hf(hf), family="vaultgemma", residual="pre_norm")
+        "activation": "gelu_tanh" if config.activation == "gelu" else config.activation,  # as in transformers
+        "embedding_scale": config.embed_dim**0.5,
+        "norm_offset": 1.0,
+    }
 
 
 def vaultgemma_weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -50,29 +41,25 @@ def vaultgemma_weights(config: ModelConfig) -> tuple[Weight, ...]:
     return *llama.outer_weights(config, norms), *llama.attention_weights(config), *mlp
 
 
-def gemma2_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Gemma 2; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = _read_shape(hf, "gemma2", rope.WHOLE_HEADS)
-    return replace(
-        config,
-        attention_soft_cap=_cap(hf, "attn_logit_softcapping", 50.0),
-        logit_soft_cap=_cap(hf, "final_logit_softcapping", 30.0),
+def _gemma2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    return {
+        **_both_norms(hf, config),
+        "attention_soft_cap": _cap(hf, "attn_logit_softcapping", 50.0),
+        "logit_soft_cap": _cap(hf, "final_logit_softcapping", 30.0),
         **windows_of_gemma(hf, config.num_layers, config.max_positions, 2)._asdict(),
-    )
+    }
 
 
-def gemma3_text_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Gemma 3 for texts; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = _read_shape(hf, "gemma3_text", _GLOBAL)
+def _gemma3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, _LOCAL)
     period = get_int(hf, "sliding_window_pattern", 6)
-    return replace(
-        config,
-        qk_norm="head",
-        logit_soft_cap=_cap(hf, "final_logit_softcapping", None),
-        windowed_rope=local,
+    return {
+        **_both_norms(hf, config),
+        "qk_norm": "head",
+        "logit_soft_cap": _cap(hf, "final_logit_softcapping", None),
+        "windowed_rope": local,
         **windows_of_gemma(hf, config.num_layers, config.max_positions, period)._asdict(),
-    )
+    }
 
 
 def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
@@ -94,7 +81,7 @@ def gemma3_from_hf(hf: HfConfig) -> ModelConfig:
         raise ConfigError(f"config.json: text_config: {problem}", param="final_logit_softcapping")
     try:
         check_keys(whole, GEMMA3_TEXT)
-        config = gemma3_text_from_hf(whole)
+        config = GEMMA3_TEXT.config_from_hf(whole)
     except ConfigError as error:
         raise ConfigError(error.message.replace("json:", "json: text_config:", 1), param=error.param) from None
     return replace(config, family="gemma3")
@@ -108,19 +95,15 @@ def gemma3_weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
 
 
-def _read_shape(hf: HfConfig, family: str, rules: rope.RopeRules) -> ModelConfig:
-    """Read the keys `_KEYS`, but not those of windows and caps."""
-    activation = "hidden_activation", "gelu_pytorch_tanh"
-    config = llama.read_shape(hf, family, activation=activation, rules=rules)
-    return replace(
-        config,
+def _both_norms(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """The fields of Gemma 2 and 3 without those of windows and caps."""
+    return {
         **llama.attention_biases(hf),
-        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
-        residual="both_norms",
-        attention_scale=get_float(hf, "query_pre_attn_scalar", 256.0) ** -0.5,
-        embedding_scale=config.embed_dim**0.5,
-        norm_offset=1.0,
-    )
+        "residual": "both_norms",
+        "attention_scale": get_float(hf, "query_pre_attn_scalar", 256.0) ** -0.5,
+        "embedding_scale": config.embed_dim**0.5,
+        "norm_offset": 1.0,
+    }
 
 
 def _cap(hf: HfConfig, key: str, default: float | None) -> float | None:
@@ -129,54 +112,42 @@ def _cap(hf: HfConfig, key: str, default: float | None) -> float | None:
     return default if cap is None and key not in hf else cap
 
 
-GEMMA = Family(
-    name="gemma",
-    models="Gemma 1, CodeGemma",
-    config_from_hf=gemma_from_hf,
-    keys=llama.KEYS | {"attention_bias"},
-    architectures=("GemmaForCausalLM", "GemmaModel"),
-    weights=llama.weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+_SHAPE = LlamaShape(activation="gelu_pytorch_tanh", is_tied=True)
+_SHAPE_2 = _SHAPE._replace(activation_key="hidden_activation")
+GEMMA = near_llama(
+    "gemma",
+    "Gemma 1, CodeGemma",
+    "Gemma",
+    _SHAPE,
+    _gemma,
+    frozenset({"attention_bias"}),
     fixed=_CAUSAL,
     harmless=frozenset({"hidden_activation"}),  # not read by transformers either
 )
-
-GEMMA2 = Family(
-    name="gemma2",
-    models="Gemma 2",
-    config_from_hf=gemma2_from_hf,
-    keys=_KEYS | {"attn_logit_softcapping"},
-    architectures=("Gemma2ForCausalLM", "Gemma2Model"),
-    weights=llama.weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+_KEYS_2 = _KEYS | {"attn_logit_softcapping"}
+GEMMA2 = near_llama("gemma2", "Gemma 2", "Gemma2", _SHAPE_2, _gemma2, _KEYS_2, fixed=_CAUSAL, harmless=_HARMLESS)
+VAULTGEMMA = near_llama(
+    "vaultgemma",
+    "VaultGemma",
+    "VaultGemma",
+    _SHAPE_2,
+    lambda hf, config: {**_gemma2(hf, config), "residual": "pre_norm"},
+    _KEYS_2,
+    vaultgemma_weights,
     fixed=_CAUSAL,
     harmless=_HARMLESS,
 )
-
-VAULTGEMMA = replace(
-    GEMMA2,
-    name="vaultgemma",
-    models="VaultGemma",
-    config_from_hf=vaultgemma_from_hf,
-    architectures=("VaultGemmaForCausalLM", "VaultGemmaModel"),
-    weights=vaultgemma_weights,
-)
-
-GEMMA3_TEXT = Family(
-    name="gemma3_text",
-    models="Gemma 3 270M and 1B",
-    config_from_hf=gemma3_text_from_hf,
-    keys=_KEYS | {"rope_local_base_freq", "sliding_window_pattern"},
+GEMMA3_TEXT = near_llama(
+    "gemma3_text",
+    "Gemma 3 270M and 1B",
+    "Gemma3",
+    _SHAPE_2._replace(rules=_GLOBAL),
+    _gemma3,
+    _KEYS | {"rope_local_base_freq", "sliding_window_pattern"},
     architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
-    weights=llama.weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
     fixed={**_CAUSAL, "attn_logit_softcapping": (None,)},
     harmless=_HARMLESS,
 )
-
 GEMMA3 = Family(
     name="gemma3",
     models="Gemma 3 4B, 12B and 27B, for texts alone: the weights for images are not loaded",

@@ -1,21 +1,13 @@
 """Phi-3 and Phi-4: Llama with joined projections, and a share of each head that is rotated."""
 
-from dataclasses import replace
-
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.base import JoinedPart, Weight, linear
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.rope import RopeRules
-from orca_jax.model.families.values import HfConfig
 from orca_jax.model.families.windows import window_of_all
 
 _ROPE = RopeRules(share=1.0, original=4096, renamed={"su": "longrope"}, kinds=("default", "longrope"))
-
-
-def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Phi-3; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "phi3", norm_eps=1e-5, rules=_ROPE)
-    return replace(config, sliding_window=window_of_all(hf, None, config.max_positions))
 
 
 def weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -39,15 +31,14 @@ def _parts(key: str, path: str, names: tuple[str, ...], sizes: tuple[int, ...]) 
     )
 
 
-PHI3 = Family(
-    name="phi3",
-    models="Phi-3, Phi-3.5 and Phi-4 for texts, without experts",
-    config_from_hf=config_from_hf,
-    keys=llama.KEYS | {"sliding_window"},
-    architectures=("Phi3ForCausalLM", "Phi3Model"),
-    weights=weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+PHI3 = near_llama(
+    "phi3",
+    "Phi-3, Phi-3.5 and Phi-4 for texts, without experts",
+    "Phi3",
+    LlamaShape(1e-5, rules=_ROPE),
+    lambda hf, config: {"sliding_window": window_of_all(hf, None, config.max_positions)},
+    frozenset({"sliding_window"}),
+    weights,
     fixed={
         "attention_bias": (False, None),
         "full_attn_mod": (1, None),

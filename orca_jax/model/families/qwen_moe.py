@@ -1,10 +1,13 @@
 """Qwen2 and Qwen3 with experts in all layers. Qwen2 has another expert of all tokens."""
 
 from dataclasses import replace
+from typing import Any
 
 from orca_jax.config import ModelConfig
+from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.families import experts, llama
-from orca_jax.model.families.base import Family, Weight
+from orca_jax.model.families.base import Weight
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
 from orca_jax.model.families.windows import window_of_all
 
@@ -12,43 +15,32 @@ _KEYS = frozenset({"moe_intermediate_size", "norm_topk_prob", "num_experts", "nu
 _MOE = "layers.{layer}.mlp"
 
 
-def qwen2_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Qwen2-MoE; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "qwen2_moe")
+def _qwen2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     kinds = hf.get("layer_types")
     if kinds is not None and kinds != ["full_attention"] * config.num_layers:
         raise refusal("layer_types", f"must be full_attention for each of {config.num_layers} layers", kinds)
-    return replace(
-        config,
-        attention_bias=get_bool(hf, "qkv_bias", True),
-        mlp_dim=get_int(hf, "moe_intermediate_size", 1408),
-        experts=experts.read_experts(
-            hf,
-            "num_experts",
-            (60, 4),
-            is_normalised=get_bool(hf, "norm_topk_prob", False),
-            shared_dim=get_int(hf, "shared_expert_intermediate_size", 5632),
-        ),
-    )
+    shared = get_int(hf, "shared_expert_intermediate_size", 5632)
+    return {
+        "attention_bias": get_bool(hf, "qkv_bias", True),
+        "mlp_dim": get_int(hf, "moe_intermediate_size", 1408),
+        "experts": _experts(hf, (60, 4), shared),
+    }
 
 
-def qwen3_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Qwen3-MoE; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "qwen3_moe")
+def _qwen3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     window = window_of_all(hf, 4096, config.max_positions)
-    return replace(
-        config,
+    return {
         **llama.attention_biases(hf),
-        qk_norm="head",
-        sliding_window=window if get_bool(hf, "use_sliding_window", False) else None,
-        mlp_dim=get_int(hf, "moe_intermediate_size", 768),
-        experts=experts.read_experts(hf, "num_experts", (128, 8), is_normalised=get_bool(hf, "norm_topk_prob", False)),
-    )
+        "qk_norm": "head",
+        "sliding_window": window if get_bool(hf, "use_sliding_window", False) else None,
+        "mlp_dim": get_int(hf, "moe_intermediate_size", 768),
+        "experts": _experts(hf, (128, 8)),
+    }
 
 
-def qwen2_weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters, with those of the shared expert."""
-    return *llama.weights_beside_mlp(config), *moe_weights()
+def _experts(hf: HfConfig, defaults: tuple[int, int], shared_dim: int = 0) -> ExpertsConfig:
+    is_normalised = get_bool(hf, "norm_topk_prob", False)
+    return experts.read_experts(hf, "num_experts", defaults, is_normalised=is_normalised, shared_dim=shared_dim)
 
 
 def moe_weights(width: int | None = None) -> tuple[Weight, ...]:
@@ -64,33 +56,25 @@ def moe_weights(width: int | None = None) -> tuple[Weight, ...]:
     )
 
 
-def qwen3_weights(config: ModelConfig) -> tuple[Weight, ...]:
-    """Checkpoint keys -> parameters."""
-    return *llama.weights_beside_mlp(config), *experts.expert_weights(_MOE)
-
-
-QWEN2_MOE = Family(
-    name="qwen2_moe",
-    models="Qwen1.5-MoE, Qwen2-57B-A14B",
-    config_from_hf=qwen2_from_hf,
-    keys=llama.KEYS | _KEYS | {"layer_types", "qkv_bias", "shared_expert_intermediate_size"},
-    architectures=("Qwen2MoeForCausalLM", "Qwen2MoeModel"),
-    weights=qwen2_weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+QWEN2_MOE = near_llama(
+    "qwen2_moe",
+    "Qwen1.5-MoE, Qwen2-57B-A14B",
+    "Qwen2Moe",
+    LlamaShape(),
+    _qwen2,
+    _KEYS | {"layer_types", "qkv_bias", "shared_expert_intermediate_size"},
+    lambda config: (*llama.weights_beside_mlp(config), *moe_weights()),
     fixed={**experts.EVERY_LAYER, "use_sliding_window": (False, None)},
     harmless=experts.HARMLESS | {"max_window_layers", "sliding_window"},
 )
-
-QWEN3_MOE = Family(
-    name="qwen3_moe",
-    models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder with the same architecture",
-    config_from_hf=qwen3_from_hf,
-    keys=llama.KEYS | _KEYS | {"attention_bias", "sliding_window", "use_sliding_window"},
-    architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
-    weights=qwen3_weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+QWEN3_MOE = near_llama(
+    "qwen3_moe",
+    "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder with the same architecture",
+    "Qwen3Moe",
+    LlamaShape(),
+    _qwen3,
+    _KEYS | {"attention_bias", "sliding_window", "use_sliding_window"},
+    lambda config: (*llama.weights_beside_mlp(config), *experts.expert_weights(_MOE)),
     fixed=experts.EVERY_LAYER,
     aliases={"num_local_experts": "num_experts"},
     harmless=experts.HARMLESS | {"max_window_layers"},

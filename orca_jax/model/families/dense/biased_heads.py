@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from orca_jax.config import ModelConfig
@@ -84,7 +83,7 @@ PHI = near_llama(
     weights=_of_phi,
     fixed={"qk_layernorm": (False, None), **_UNTIED},
 )
-_GPTJ = near_llama(
+GPTJ = near_llama(
     "gptj",
     "GPT-J",
     "GPTJ",
@@ -103,9 +102,6 @@ _GPTJ = near_llama(
         "n_positions": "max_position_embeddings",
     },
     harmless=frozenset({"rotary", "scale_attn_weights", "tokenizer_class"}),
-)
-GPTJ = replace(
-    _GPTJ,
     prefixes=("transformer.", ""),
     ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"),  # causal masks of old files
 )

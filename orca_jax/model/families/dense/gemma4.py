@@ -175,7 +175,7 @@ _NEAR = near_llama(
     LlamaShape(activation="gelu_pytorch_tanh", rules=_LOCAL, is_tied=True, activation_key="hidden_activation"),
     _fields,
     words(
-        "attention_bias attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim hidden_activation "
+        "attention_bias attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim "
         "hidden_size_per_layer_input layer_types moe_intermediate_size num_experts num_global_key_value_heads "
         "num_kv_shared_layers per_layer_config sliding_window top_k_experts use_double_wide_mlp "
         "vocab_size_per_layer_input"
@@ -183,12 +183,9 @@ _NEAR = near_llama(
     weights,
     fixed={"use_bidirectional_attention": (None, "vision")},
     harmless=frozenset({"hidden_act"}),
-)
-GEMMA4_TEXT: Family = replace(
-    _NEAR,
-    keys=_NEAR.keys - {"hidden_act", "rope_theta"},
     architectures=("Gemma4ForCausalLM", "Gemma4TextModel"),
     prefixes=("model.", "model.language_model.", "language_model.model.", ""),
     # Published files repeat the keys and values of layers that read those of others.
     ignored=re.compile(r"(model\.)?(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight"),
 )
+GEMMA4_TEXT: Family = replace(_NEAR, keys=_NEAR.keys - {"rope_theta"})

@@ -8,6 +8,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import gpt2, llama, opt
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, norm
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.values import (
     HfConfig,
     get_activation,
@@ -129,21 +130,14 @@ def biogpt_weights(config: ModelConfig) -> tuple[Weight, ...]:
     return *rows, *norm("layer_norm", "final_norm"), *head(config, "output_projection.weight")
 
 
-def starcoder2_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of StarCoder 2; raises `ConfigError` as `llama.config_from_hf` does."""
-    activation = "hidden_act", "gelu_pytorch_tanh"
-    config = llama.read_shape(hf, "starcoder2", activation=activation, norm_key="norm_epsilon", norm_eps=1e-5)
+def _starcoder2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     bias = get_bool(hf, "use_bias", True)
-    return replace(
-        config,
-        norm="layernorm",
-        gated_mlp=False,
-        attention_bias=bias,
-        attention_out_bias=bias,
-        mlp_bias=bias,
-        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
-        sliding_window=window_of_all(hf, None, config.max_positions),
-    )
+    return {
+        "norm": "layernorm",
+        "gated_mlp": False,
+        **dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias"), bias),
+        "sliding_window": window_of_all(hf, None, config.max_positions),
+    }
 
 
 def starcoder2_weights(config: ModelConfig) -> tuple[Weight, ...]:
@@ -202,14 +196,13 @@ BIOGPT = replace(
     fixed={},
     harmless=frozenset({"activation_dropout", "layer_norm_eps", "layerdrop"}),  # eps is not read by transformers
 )
-STARCODER2 = Family(
-    name="starcoder2",
-    models="StarCoder 2",
-    config_from_hf=starcoder2_from_hf,
-    keys=(llama.KEYS - {"rms_norm_eps"}) | {"norm_epsilon", "sliding_window", "use_bias"},
-    architectures=("Starcoder2ForCausalLM", "Starcoder2Model"),
-    weights=starcoder2_weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+STARCODER2 = near_llama(
+    "starcoder2",
+    "StarCoder 2",
+    "Starcoder2",
+    LlamaShape(1e-5, "norm_epsilon", "gelu_pytorch_tanh", is_tied=True),
+    _starcoder2,
+    frozenset({"sliding_window", "use_bias"}),
+    starcoder2_weights,
     harmless=frozenset({"embedding_dropout", "residual_dropout"}),
 )

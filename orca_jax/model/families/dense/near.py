@@ -58,18 +58,13 @@ def near_llama(
         is_tied = get_bool(hf, "tie_word_embeddings", shape.is_tied)
         return replace(config, tied_embeddings=is_tied, **fields(hf, config))
 
-    shared = llama.KEYS if shape.norm_key == "rms_norm_eps" else (llama.KEYS - {"rms_norm_eps"}) | {shape.norm_key}
-    return Family(
-        name=name,
-        models=models,
-        config_from_hf=config_from_hf,
-        keys=shared | keys,
-        architectures=(f"{prefix}ForCausalLM", f"{prefix}Model"),
-        weights=weights,
-        prefixes=llama.PREFIXES,
-        ignored=llama.IGNORED,
-        **options,
-    )
+    shared = llama.KEYS - {"rms_norm_eps", "hidden_act"} | {shape.norm_key, shape.activation_key}
+    usual = {
+        "architectures": (f"{prefix}ForCausalLM", f"{prefix}Model"),
+        "prefixes": llama.PREFIXES,
+        "ignored": llama.IGNORED,
+    }
+    return Family(name, models, config_from_hf, keys=shared | keys, weights=weights, **{**usual, **options})
 
 
 def biases(hf: HfConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, paired, words
+from orca_jax.model.families.base import Weight, paired, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, joined_experts, read_experts
 from orca_jax.model.families.rope import RopeRules
@@ -94,7 +94,7 @@ def _weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
 
 
-_NEAR = near_llama(
+LLAMA4_TEXT = near_llama(
     "llama4_text",
     "Llama 4 Scout and Maverick, up to 8,191 tokens",
     "Llama4",
@@ -112,5 +112,5 @@ _NEAR = near_llama(
     _weights,
     aliases={"num_experts": "num_local_experts"},
     harmless=HARMLESS | {"attn_scale", "for_llm_compression"},
+    architectures=("Llama4ForCausalLM", "Llama4TextModel"),
 )
-LLAMA4_TEXT: Family = replace(_NEAR, architectures=("Llama4ForCausalLM", "Llama4TextModel"))

@@ -157,7 +157,7 @@ HY_V3 = near_llama(
     harmless=HARMLESS | {"enable_moe_fp32_combine", "num_nextn_predict_layers"},
     has_further_layers=True,
 )
-_EXAONE_MOE = near_llama(
+EXAONE_MOE = near_llama(
     "exaone_moe",
     "K-EXAONE",
     "ExaoneMoe",
@@ -168,8 +168,8 @@ _EXAONE_MOE = near_llama(
     _of_exaone_moe,
     aliases=_ALIASES,
     harmless=HARMLESS | {"num_nextn_predict_layers"},
+    ignored=re.compile(r"mtp\..*"),
 )
-EXAONE_MOE = replace(_EXAONE_MOE, ignored=re.compile(r"mtp\..*"))
 AFMOE = near_llama(
     "afmoe",
     "Trinity Nano and Mini",

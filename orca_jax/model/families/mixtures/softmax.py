@@ -134,7 +134,7 @@ PHIMOE = near_llama(
     aliases={"num_experts": "num_local_experts"},
     harmless=(HARMLESS - {"router_jitter_noise"}) | {"input_jitter_noise"},
 )
-_ERNIE4_5_MOE = near_llama(
+ERNIE4_5_MOE = near_llama(
     "ernie4_5_moe",
     "ERNIE 4.5 21B-A3B and 300B-A47B",
     "Ernie4_5_Moe",
@@ -148,8 +148,8 @@ _ERNIE4_5_MOE = near_llama(
     fixed={"use_bias": (False, None)},
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     harmless=HARMLESS | {"moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers"},
+    ignored=re.compile(r"(model\.)?mtp_.*"),
 )
-ERNIE4_5_MOE = replace(_ERNIE4_5_MOE, ignored=re.compile(r"(model\.)?mtp_.*"))
 HUNYUAN_V1_MOE = near_llama(
     "hunyuan_v1_moe",
     "Hunyuan-A13B",

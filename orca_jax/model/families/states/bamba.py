@@ -2,35 +2,29 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import MambaConfig, MixerName
 from orca_jax.model.families import llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, linear
+from orca_jax.model.families.base import JoinedPart, Weight, linear
+from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, is_number, layer_list, refusal
 
-_ROPE = rope.RopeRules(share=0.5)
 _NORMS = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "pre_ff_layernorm"}
 _SIZES = frozenset({"n_heads", "d_head", "n_groups", "d_state", "d_conv", "expand", "conv_bias", "proj_bias"})
 MAMBA_KEYS = frozenset(f"mamba_{name}" for name in _SIZES) | {"time_step_limit"}
 """The keys read by `read_mamba`."""
 
 
-def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Bamba; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "bamba", norm_eps=1e-5, rules=_ROPE)
+def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     if config.rope is None or config.rope.rotated_dim != config.head_dim // 2:
         raise refusal("partial_rotary_factor", "must be 0.5 for bamba", hf.get("rope_parameters"))
     full, layers = hf.get("attn_layer_indices"), range(config.num_layers)
     full = [] if full is None else layer_list("attn_layer_indices", full, config.num_layers)
     mixers: list[MixerName] = ["attention" if layer in full else "mamba" for layer in layers]
-    return replace(
-        config,
-        **llama.attention_biases(hf),
-        mlp_bias=get_bool(hf, "mlp_bias", False),
-        mixer_pattern=tuple(mixers),
-        mamba=read_mamba(hf, config) if "mamba" in mixers else None,
-    )
+    mamba = read_mamba(hf, config) if "mamba" in mixers else None
+    return {**biases(hf), "mixer_pattern": tuple(mixers), "mamba": mamba}
 
 
 def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> MambaConfig:
@@ -100,14 +94,13 @@ def mamba_weights(sizes: MambaConfig, key: str) -> tuple[Weight, ...]:
     return *rows, *linear(f"{key}.out_proj", f"{ours}.out", bias=sizes.has_bias)
 
 
-BAMBA = Family(
-    name="bamba",
-    models="Bamba",
-    config_from_hf=config_from_hf,
-    keys=llama.KEYS | MAMBA_KEYS | {"attention_bias", "attn_layer_indices", "mlp_bias"},
-    architectures=("BambaForCausalLM", "BambaModel"),
-    weights=weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+BAMBA = near_llama(
+    "bamba",
+    "Bamba",
+    "Bamba",
+    LlamaShape(1e-5, rules=rope.RopeRules(share=0.5)),
+    _fields,
+    MAMBA_KEYS | BIASES | {"attn_layer_indices"},
+    weights,
     harmless=frozenset({"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"}),
 )

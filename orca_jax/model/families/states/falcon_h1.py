@@ -6,10 +6,12 @@ A factor on a part is one on its matrices, with which they are loaded.
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.model.families import llama
-from orca_jax.model.families.base import Family, Weight, words
+from orca_jax.model.families.base import Weight, words
+from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
 from orca_jax.model.families.states.bamba import MAMBA_KEYS, mamba_weights, read_mamba
 from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_floats, get_int, refusal
 
@@ -20,9 +22,7 @@ _FACTORS = words(
 )
 
 
-def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Falcon-H1; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "falcon_h1", norm_eps=1e-5)
+def _fields(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     bias = get_bool(hf, "projectors_bias", False)
     if bias != get_bool(hf, "mamba_proj_bias", False):
         raise refusal("projectors_bias", "must be mamba_proj_bias", bias)
@@ -31,16 +31,14 @@ def config_from_hf(hf: HfConfig) -> ModelConfig:
     is_last, has_norm = get_bool(hf, "mamba_norm_before_gate", True), get_bool(hf, "mamba_rms_norm", False)
     mamba = read_mamba(hf, config, inner)
     mamba = replace(mamba, norm=("gate_last" if is_last else "gate_first") if has_norm else None)
-    config = replace(
-        config,
-        **llama.attention_biases(hf),
-        mlp_bias=get_bool(hf, "mlp_bias", False),
-        mixer_pattern=("attention_mamba",),
-        mamba=mamba,
-        embedding_scale=get_float(hf, "embedding_multiplier", 1.0),
-        logit_scale=get_float(hf, "lm_head_multiplier", 1.0),
-    )
-    return replace(config, weight_factors=tuple(_factors(hf).items()))
+    return {
+        **biases(hf),
+        "mixer_pattern": ("attention_mamba",),
+        "mamba": mamba,
+        "embedding_scale": get_float(hf, "embedding_multiplier", 1.0),
+        "logit_scale": get_float(hf, "lm_head_multiplier", 1.0),
+        "weight_factors": tuple(_factors(hf).items()),
+    }
 
 
 def _factors(hf: HfConfig) -> Mapping[str, tuple[float, ...]]:
@@ -88,17 +86,14 @@ def weights(config: ModelConfig) -> tuple[Weight, ...]:
     )
 
 
-FALCON_H1 = Family(
-    name="falcon_h1",
-    models="Falcon-H1",
-    config_from_hf=config_from_hf,
-    keys=llama.KEYS
-    | MAMBA_KEYS
-    | _FACTORS
-    | {"attention_bias", "mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm", "mlp_bias", "projectors_bias"},
-    architectures=("FalconH1ForCausalLM", "FalconH1Model"),
-    weights=weights,
-    prefixes=llama.PREFIXES,
+FALCON_H1 = near_llama(
+    "falcon_h1",
+    "Falcon-H1",
+    "FalconH1",
+    LlamaShape(1e-5),
+    _fields,
+    MAMBA_KEYS | _FACTORS | BIASES | {"mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm", "projectors_bias"},
+    weights,
     ignored=re.compile(rf"{llama.IGNORED.pattern}|.*mup_vector"),
     harmless=frozenset({"mamba_chunk_size", "mamba_use_mlp", "num_logits_to_keep", "use_mamba_kernels"}),
 )

@@ -6,11 +6,13 @@ output.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import ExpertsConfig, MixerName, RouterConfig, ShortConvConfig
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, words
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
 from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_float, get_int, layer_list, refusal
 from orca_jax.model.families.windows import read_layer_types, window_of_all
@@ -21,27 +23,25 @@ _DEFAULT_ROPES = {
     _SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     _FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
 }
+_ROPES = {
+    kind: rope.RopeRules(theta=1e6, part=kind, kinds=("default", "proportional"), default=default)
+    for kind, default in _DEFAULT_ROPES.items()
+}
 _LFM2_NAMES = {"q_norm": "q_layernorm", "k_norm": "k_layernorm", "o_proj": "out_proj"}
 _CONV_PARTS = ("before", "after", "value")  # the order of their rows in one tensor
 
 
-def lfm2_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of LFM2; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "lfm2", norm_eps=1e-5, rules=rope.RopeRules(theta=1e6))
+def _lfm2(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     kinds = read_layer_types(hf, config.num_layers, (_FULL, _CONV))
     if kinds is None:
         full, layers = hf.get("full_attn_idxs"), range(config.num_layers)
         full = [*layers] if full is None else layer_list("full_attn_idxs", full, config.num_layers)
         kinds = [_FULL if layer in full else _CONV for layer in layers]
     _check_activation(config, hf)
-    config = _with_convolutions(config, hf, kinds, width=3)
-    tied = get_bool(hf, "tie_word_embeddings", True)
-    return replace(config, tied_embeddings=tied, qk_norm="head", mlp_dim=_width_of_mlp(hf, config.mlp_dim))
+    return {**_mixers(hf, kinds, width=3), "qk_norm": "head", "mlp_dim": _width_of_mlp(hf, config.mlp_dim)}
 
 
-def lfm2_moe_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of LFM2 with experts; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = llama.read_shape(hf, "lfm2_moe", norm_eps=1e-5, rules=rope.RopeRules(theta=1e6))
+def _lfm2_moe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     _check_activation(config, hf)
     kinds = read_layer_types(hf, config.num_layers, (_FULL, _CONV))
     if kinds is None:
@@ -62,9 +62,8 @@ def lfm2_moe_from_hf(hf: HfConfig) -> ModelConfig:
         dense_layers=tuple(range(num_dense)),
         dense_dim=config.mlp_dim if num_dense else 0,
     )
-    config = _with_convolutions(config, hf, kinds, width=3)
-    tied, width = get_bool(hf, "tie_word_embeddings", True), get_int(hf, "moe_intermediate_size", 1792)
-    return replace(config, tied_embeddings=tied, qk_norm="head", mlp_dim=width, experts=experts)
+    width = get_int(hf, "moe_intermediate_size", 1792)
+    return {**_mixers(hf, kinds, width=3), "qk_norm": "head", "mlp_dim": width, "experts": experts}
 
 
 def _check_activation(config: ModelConfig, hf: HfConfig) -> None:
@@ -82,48 +81,36 @@ def _width_of_mlp(hf: HfConfig, width: int) -> int:
     return multiple * -(-width // multiple)
 
 
-def _with_convolutions(config: ModelConfig, hf: HfConfig, kinds: Sequence[str], *, width: int) -> ModelConfig:
-    """The configuration with the mixers of `kinds`; `width` is the default of the convolutions."""
+def _mixers(hf: HfConfig, kinds: Sequence[str], *, width: int) -> dict[str, Any]:
+    """The fields for the mixers of `kinds`; `width` is the default of the convolutions."""
     mixers: tuple[MixerName, ...] = tuple("short_conv" if kind == _CONV else "attention" for kind in kinds)
     has_bias = get_bool(hf, "conv_bias", False)
     width = get_int(hf, "conv_L_cache", width)
     if width < 2:
         raise refusal("conv_L_cache", "must be at least 2", width)
     conv = ShortConvConfig(width, has_bias) if "short_conv" in mixers else None
-    return replace(config, mixer_pattern=mixers, short_conv=conv)
+    return {"mixer_pattern": mixers, "short_conv": conv}
 
 
-def lfm3_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of LFM3; raises `ConfigError` as `llama.config_from_hf` does."""
-    for key in _ELSEWHERE:
-        if hf.get(key) is not None:
-            raise refusal(
-                key, "is not supported for lfm3: rope_parameters has an object for each kind of layer", hf[key]
-            )
-    rules = {
-        kind: rope.RopeRules(theta=1e6, part=kind, kinds=("default", "proportional"), default=default)
-        for kind, default in _DEFAULT_ROPES.items()
-    }
-    config = llama.read_shape(hf, "lfm3", norm_eps=1e-5, rules=rules[_FULL])
+def _lfm3(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
     _check_activation(config, hf)
-    local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, rules[_SLIDING])
+    local, _ = rope.read_rope(hf, config.head_dim, config.max_positions, _ROPES[_SLIDING])
     kinds = read_layer_types(hf, config.num_layers, _TYPES) or [_default_kind(i) for i in range(config.num_layers)]
     parts = hf.get("rope_parameters")
     if parts and (missing := sorted({*kinds} - {_CONV} - parts.keys())):
         raise refusal("rope_parameters", f"must have {missing[0]}, the kind of some layers", sorted(parts))
     if _SLIDING in kinds and hf.get("sliding_window", 256) is None:
         raise refusal("sliding_window", f"must be a positive integer for layers with {_SLIDING}", None)
-    return replace(
-        _with_convolutions(config, hf, kinds, width=7),
+    return {
+        **_mixers(hf, kinds, width=7),
         **llama.attention_biases(hf),
-        tied_embeddings=get_bool(hf, "tie_word_embeddings", True),
-        qk_norm="head",
-        attention_gate="head" if get_bool(hf, "use_attention_gate", True) else None,
-        residual="both_norms" if get_bool(hf, "use_sandwich_norm", True) else "pre_norm",
-        sliding_window=window_of_all(hf, 256, config.max_positions),
-        window_pattern=tuple(kind == _SLIDING for kind in kinds),
-        windowed_rope=local,
-    )
+        "qk_norm": "head",
+        "attention_gate": "head" if get_bool(hf, "use_attention_gate", True) else None,
+        "residual": "both_norms" if get_bool(hf, "use_sandwich_norm", True) else "pre_norm",
+        "sliding_window": window_of_all(hf, 256, config.max_positions),
+        "window_pattern": tuple(kind == _SLIDING for kind in kinds),
+        "windowed_rope": local,
+    }
 
 
 def _default_kind(layer: int) -> str:
@@ -185,48 +172,63 @@ def _conv(config: ModelConfig, has_bias: bool) -> tuple[Weight, ...]:
     return *rows, *linear(f"{conv}.out_proj", "blocks.short_conv.out", bias=has_bias)
 
 
-LFM2 = Family(
-    name="lfm2",
-    models="LFM2",
-    config_from_hf=lfm2_from_hf,
-    keys=llama.KEYS
-    | words(
+_SHAPE = LlamaShape(1e-5, rules=rope.RopeRules(theta=1e6), is_tied=True)
+_OF_LFM2 = {
+    "norm_eps": "rms_norm_eps",
+    "block_ff_dim": "intermediate_size",
+    "tie_embedding": "tie_word_embeddings",
+}
+LFM2 = near_llama(
+    "lfm2",
+    "LFM2",
+    "Lfm2",
+    _SHAPE,
+    _lfm2,
+    words(
         "block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of conv_L_cache conv_bias full_attn_idxs "
         "layer_types"
     ),
-    architectures=("Lfm2ForCausalLM", "Lfm2Model"),
-    weights=weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
-    aliases={"norm_eps": "rms_norm_eps", "block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
+    weights,
+    aliases=_OF_LFM2,
     harmless=words(
         "block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init "
         "conv_dim conv_dim_out conv_use_xavier_init num_heads use_pos_enc"
     ),  # in published files; transformers reads none of them
 )
-
-LFM2_MOE: Family = replace(
-    LFM2,
-    name="lfm2_moe",
-    models="LFM2 with experts",
-    config_from_hf=lfm2_moe_from_hf,
-    keys=llama.KEYS
-    | words(
+LFM2_MOE = near_llama(
+    "lfm2_moe",
+    "LFM2 with experts",
+    "Lfm2Moe",
+    _SHAPE,
+    _lfm2_moe,
+    words(
         "conv_L_cache conv_bias layer_types moe_intermediate_size norm_topk_prob num_dense_layers num_experts "
         "num_experts_per_tok routed_scaling_factor use_expert_bias"
     ),
-    architectures=("Lfm2MoeForCausalLM", "Lfm2MoeModel"),
+    weights,
+    aliases=_OF_LFM2,
     harmless=HARMLESS,
 )
-LFM3 = Family(
-    name="lfm3",
-    models="LFM3",
-    config_from_hf=lfm3_from_hf,
-    keys=llama.KEYS
-    | words("attention_bias conv_L_cache conv_bias layer_types sliding_window use_attention_gate use_sandwich_norm"),
-    architectures=("Lfm3ForCausalLM", "Lfm3Model"),
-    weights=weights,
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+_LFM3 = near_llama(
+    "lfm3",
+    "LFM3",
+    "Lfm3",
+    _SHAPE._replace(rules=_ROPES[_FULL]),
+    _lfm3,
+    words("attention_bias conv_L_cache conv_bias layer_types sliding_window use_attention_gate use_sandwich_norm"),
+    weights,
     aliases={"norm_eps": "rms_norm_eps"},
 )
+
+
+def _lfm3_from_hf(hf: HfConfig) -> ModelConfig:
+    """Read a config.json of LFM3; raises `ConfigError` as `llama.config_from_hf` does."""
+    for key in _ELSEWHERE:
+        if hf.get(key) is not None:
+            raise refusal(
+                key, "is not supported for lfm3: rope_parameters has an object for each kind of layer", hf[key]
+            )
+    return _LFM3.config_from_hf(hf)
+
+
+LFM3: Family = replace(_LFM3, config_from_hf=_lfm3_from_hf)

@@ -17,7 +17,7 @@ _QKV = ("query", "key", "value")  # the order of the rows of each head in one te
 
 def config_from_hf(hf: HfConfig) -> ModelConfig:
     """Read a config.json of MiniMax; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = mixtral.config_from_hf(hf)
+    config = mixtral.MIXTRAL.config_from_hf(hf)
     kinds = read_layer_types(hf, config.num_layers, _TYPES)
     kinds = kinds or [_LINEAR if layer % 2 else _FULL for layer in range(config.num_layers)]
     mixers: list[MixerName] = ["linear_attention" if kind == _LINEAR else "attention" for kind in kinds]

@@ -5,11 +5,13 @@ Both have experts, and Qwen3.5 also models without. Columns of the delta rule ar
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from orca_jax.config import ModelConfig
 from orca_jax.layer_config import DeltaRuleConfig, MixerName
 from orca_jax.model.families import experts, llama, rope
-from orca_jax.model.families.base import Family, JoinedPart, Weight, linear, words
+from orca_jax.model.families.base import JoinedPart, Weight, linear, words
+from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.qwen_moe import moe_weights
 from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
@@ -18,53 +20,43 @@ _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
 _ROPE = rope.RopeRules(share=0.25)
 _ROPE_OF_IMAGES = rope.RopeRules(share=0.25, renamed={"mrope": "default"}, notes=rope.SECTIONS)
 _UNREAD = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
-_KEYS = llama.KEYS | words(
+_KEYS = words(
     "attention_bias full_attention_interval layer_types linear_conv_kernel_dim linear_key_head_dim "
     "linear_num_key_heads linear_num_value_heads linear_value_head_dim"
 )
 
 
-def config_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read a config.json of Qwen3-Next; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = _read_hybrid(hf, "qwen3_next", rules=_ROPE)
-    return _with_experts(hf, config, (512, 10), is_normalised=get_bool(hf, "norm_topk_prob", True))
+def _qwen3_next(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    is_normalised = get_bool(hf, "norm_topk_prob", True)
+    return {**_mixers(hf, config), **_mixture(hf, (512, 10), is_normalised=is_normalised)}
 
 
-def qwen3_5_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read the texts of Qwen3.5; raises `ConfigError` as `llama.config_from_hf` does."""
-    return _read_hybrid(hf, "qwen3_5_text", rules=_ROPE_OF_IMAGES)
+def _qwen3_5_moe(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    return {**_mixers(hf, config), **_mixture(hf, (256, 8), is_normalised=True)}
 
 
-def qwen3_5_moe_from_hf(hf: HfConfig) -> ModelConfig:
-    """Read the texts of Qwen3.5 with experts; raises `ConfigError` as `llama.config_from_hf` does."""
-    config = _read_hybrid(hf, "qwen3_5_moe_text", rules=_ROPE_OF_IMAGES)
-    return _with_experts(hf, config, (256, 8), is_normalised=True)
-
-
-def _with_experts(hf: HfConfig, config: ModelConfig, defaults: tuple[int, int], *, is_normalised: bool) -> ModelConfig:
+def _mixture(hf: HfConfig, defaults: tuple[int, int], *, is_normalised: bool) -> dict[str, Any]:
     shared = get_int(hf, "shared_expert_intermediate_size", 512)
     mixture = experts.read_experts(hf, "num_experts", defaults, is_normalised=is_normalised, shared_dim=shared)
-    return replace(config, mlp_dim=get_int(hf, "moe_intermediate_size", 512), experts=mixture)
+    return {"mlp_dim": get_int(hf, "moe_intermediate_size", 512), "experts": mixture}
 
 
-def _read_hybrid(hf: HfConfig, family: str, *, rules: rope.RopeRules) -> ModelConfig:
-    """Read the keys of layers with attention and with the gated delta rule, beside those of their MLPs."""
-    config = llama.read_shape(hf, family, rules=rules)
+def _mixers(hf: HfConfig, config: ModelConfig) -> dict[str, Any]:
+    """The fields of layers with attention and with the gated delta rule, beside those of their MLPs."""
     if config.activation != "silu":
-        raise refusal("hidden_act", f"must be silu for {family}", hf.get("hidden_act"))
+        raise refusal("hidden_act", f"must be silu for {config.family}", hf.get("hidden_act"))
     interval = get_int(hf, "full_attention_interval", 4)
     kinds = read_layer_types(hf, config.num_layers, _TYPES)
     kinds = kinds or [_LINEAR if (layer + 1) % interval else _FULL for layer in range(config.num_layers)]
     mixers: list[MixerName] = ["delta_rule" if kind == _LINEAR else "attention" for kind in kinds]
-    return replace(
-        config,
+    return {
         **llama.attention_biases(hf),
-        qk_norm="head",
-        norm_offset=1.0,
-        attention_gate="all",
-        mixer_pattern=tuple(mixers),
-        delta_rule=_delta_rule(hf) if "delta_rule" in mixers else None,
-    )
+        "qk_norm": "head",
+        "norm_offset": 1.0,
+        "attention_gate": "all",
+        "mixer_pattern": tuple(mixers),
+        "delta_rule": _delta_rule(hf) if "delta_rule" in mixers else None,
+    }
 
 
 def _delta_rule(hf: HfConfig) -> DeltaRuleConfig:
@@ -143,36 +135,45 @@ def _shared_weights(config: ModelConfig) -> tuple[Weight, ...]:
 _OF_EXPERTS = frozenset(
     {"moe_intermediate_size", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"}
 )
-QWEN3_NEXT = Family(
-    name="qwen3_next",
-    models="Qwen3-Next",
-    config_from_hf=config_from_hf,
-    keys=_KEYS | _OF_EXPERTS | {"norm_topk_prob"},
-    architectures=("Qwen3NextForCausalLM", "Qwen3NextModel"),
-    weights=weights,
-    prefixes=llama.PREFIXES,
-    ignored=re.compile(rf"{llama.IGNORED.pattern}|mtp\..*"),
+_IGNORED = re.compile(rf"{llama.IGNORED.pattern}|mtp\..*")
+QWEN3_NEXT = near_llama(
+    "qwen3_next",
+    "Qwen3-Next",
+    "Qwen3Next",
+    LlamaShape(rules=_ROPE),
+    _qwen3_next,
+    _KEYS | _OF_EXPERTS | {"norm_topk_prob"},
+    weights,
+    ignored=_IGNORED,
     fixed=experts.EVERY_LAYER,
     harmless=experts.HARMLESS,
 )
-QWEN3_5_TEXT: Family = replace(
-    QWEN3_NEXT,
-    name="qwen3_5_text",
-    models="Qwen3.5, for texts alone",
-    config_from_hf=qwen3_5_from_hf,
-    keys=_KEYS,
+_OF_TEXTS: dict[str, Any] = {
+    "prefixes": ("model.language_model.", *llama.PREFIXES),
+    "ignored": _IGNORED,
+    "fixed": {"attn_output_gate": (True, None)},
+}
+QWEN3_5_TEXT = near_llama(
+    "qwen3_5_text",
+    "Qwen3.5, for texts alone",
+    "Qwen3_5",
+    LlamaShape(rules=_ROPE_OF_IMAGES),
+    _mixers,
+    _KEYS,
+    qwen3_5_weights,
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
-    weights=qwen3_5_weights,
-    prefixes=("model.language_model.", *llama.PREFIXES),
-    fixed={"attn_output_gate": (True, None)},
     harmless=_UNREAD,
+    **_OF_TEXTS,
 )
-QWEN3_5_MOE_TEXT: Family = replace(
-    QWEN3_5_TEXT,
-    name="qwen3_5_moe_text",
-    models="Qwen3.5 with experts, for texts alone",
-    config_from_hf=qwen3_5_moe_from_hf,
-    keys=_KEYS | _OF_EXPERTS,
+QWEN3_5_MOE_TEXT = near_llama(
+    "qwen3_5_moe_text",
+    "Qwen3.5 with experts, for texts alone",
+    "Qwen3_5Moe",
+    LlamaShape(rules=_ROPE_OF_IMAGES),
+    _qwen3_5_moe,
+    _KEYS | _OF_EXPERTS,
+    qwen3_5_weights,
     architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextModel"),
     harmless=experts.HARMLESS | _UNREAD,
+    **_OF_TEXTS,
 )
