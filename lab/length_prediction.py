@@ -21,7 +21,8 @@ from orca_jax.errors import ConfigError
 from orca_jax.flags import add_engine_args, engine_config_from_args
 from orca_jax.reporting import hardware, print_table, print_warning
 from orca_jax.request import SamplingParams
-from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
+from orca_jax.sched.pool import ClientBound, Predictor
+from orca_jax.sched.predict import Oracle, RunningQuantiles, Scored
 from orca_jax.sched.request import Request
 from orca_jax.sim.cost import LinearCost
 from orca_jax.timeline.fit import Fit, fit_cost

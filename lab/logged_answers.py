@@ -20,7 +20,7 @@ from orca_jax.errors import ConfigError, reason_of
 from orca_jax.observer import Observer
 from orca_jax.reporting import percentile
 from orca_jax.request import SamplingParams
-from orca_jax.sched.predict import Predictor
+from orca_jax.sched.pool import Predictor
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.executor import END_ID, SimExecutor, VirtualClock
 from orca_jax.step import Executor, Handle

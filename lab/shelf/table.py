@@ -31,7 +31,8 @@ from orca_jax.errors import ConfigError
 from orca_jax.policy import Policy
 from orca_jax.policy.kinds import made, policy_kind
 from orca_jax.reporting import percentile
-from orca_jax.sched.predict import Predictor, RunningQuantiles
+from orca_jax.sched.pool import Predictor
+from orca_jax.sched.predict import RunningQuantiles
 
 RESULT = Path(__file__).parents[1] / "results" / "shelf.json"
 POLICIES: Mapping[str, Callable[[], Policy]] = {

@@ -9,8 +9,8 @@ from orca_jax.policy import Policy
 from orca_jax.policy.scheduler import PolicyScheduler
 from orca_jax.request import RequestUpdate, SamplingParams, Urgency
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.predict import Oracle, Predictor
+from orca_jax.sched.pool import Predictor, RequestPool
+from orca_jax.sched.predict import Oracle
 from orca_jax.sched.scheduler import KnownScheduler
 from orca_jax.sim.cost import IterationCost
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock

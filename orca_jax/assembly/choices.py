@@ -25,7 +25,8 @@ from orca_jax.sched.orderings.fair import FairShare
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.orderings.priority import Priority
 from orca_jax.sched.orderings.shortest import ShortestFirst
-from orca_jax.sched.predict import ClientBound, Predictor, RunningQuantiles
+from orca_jax.sched.pool import ClientBound, Predictor
+from orca_jax.sched.predict import RunningQuantiles
 from orca_jax.sched.request_level import RequestLevelScheduler
 from orca_jax.sched.scheduler import SchedulerKind, Traits
 from orca_jax.sim.clock import CLOCK_PREFIX

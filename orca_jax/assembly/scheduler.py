@@ -19,8 +19,8 @@ from orca_jax.sched.drafts.ngram import NgramProposer
 from orca_jax.sched.drafts.proposer import Proposer
 from orca_jax.sched.drafts.scheduler import DraftLimits, SpeculativeScheduler
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.predict import Predictor, Scored
+from orca_jax.sched.pool import Predictor, RequestPool
+from orca_jax.sched.predict import Scored
 from orca_jax.sched.scheduler import KnownScheduler, MeasuredSeconds, Scheduler, SchedulerSettings, unknown_seconds
 
 WATERMARK = 0.01  # share of all pages to keep free when a request is admitted beside others, as in vLLM

@@ -23,7 +23,8 @@ from orca_jax.processor import cpu_name
 from orca_jax.reporting import print_table, print_warning
 from orca_jax.request import Urgency
 from orca_jax.sched.drafts.proposer import Chance, Wish
-from orca_jax.sched.predict import Oracle, Predictor
+from orca_jax.sched.pool import Predictor
+from orca_jax.sched.predict import Oracle
 from orca_jax.sched.request import Request
 from orca_jax.sim.cost import IterationCost
 from orca_jax.sim.executor import OTHER_ID

@@ -14,7 +14,7 @@ from orca_jax.bench.feed import advance, feed
 from orca_jax.engine import Engine
 from orca_jax.request import DEFAULT_URGENCY, SamplingParams, Urgency
 from orca_jax.sched.drafts.proposer import Proposer
-from orca_jax.sched.predict import Predictor
+from orca_jax.sched.pool import Predictor
 from orca_jax.sched.scheduler import Scheduler
 from orca_jax.sim.cost import IterationCost, WorkCounts, seconds_by
 from orca_jax.sim.executor import END_ID, OTHER_ID, SimExecutor, VirtualClock

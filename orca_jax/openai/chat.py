@@ -18,7 +18,6 @@ from orca_jax.openai.conversation import (
     unread_fields,
 )
 from orca_jax.openai.errors import ApiError, PromptTooLong
-from orca_jax.openai.formats import reading
 from orca_jax.openai.generation import Job, Piece, whole_parts
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
@@ -27,6 +26,7 @@ from orca_jax.openai.params import (
     check_fields,
     cut_limit,
     engine_requests,
+    reading,
     room_of,
     salt_of,
     truncated,

@@ -10,16 +10,17 @@ from msgspec import UNSET, UnsetType
 from orca_jax.link.admission import Deadlines
 from orca_jax.openai.answer import DONE, KEEP_ALIVE, error_event
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.formats import asked_form, reading
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
 from orca_jax.openai.params import (
+    asked_form,
     bad_words_of,
     check_fields,
     check_ids,
     cut_limit,
     engine_requests,
+    reading,
     salt_of,
     truncated,
     urgency_of,

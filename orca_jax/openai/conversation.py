@@ -9,8 +9,8 @@ import msgspec
 
 from orca_jax.errors import RequestError
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.formats import AskedForm, asked_form, enforced_tools
 from orca_jax.openai.model import Service
+from orca_jax.openai.params import AskedForm, asked_form, enforced_tools
 from orca_jax.openai.schema.chat import (
     AllowedTools,
     AssistantMessage,

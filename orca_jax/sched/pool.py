@@ -3,16 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
+from typing import Protocol
 
 from orca_jax.errors import RequestError
 from orca_jax.request import DEFAULT_URGENCY, Constraint, RequestUpdate, SamplingParams, TokenSet, Urgency
 from orca_jax.sched.adapters import AdapterRoom, AdapterSlots
 from orca_jax.sched.admission import all_tokens, build_constraint, check_length, check_params, check_prompt
 from orca_jax.sched.kv import KVManager
-from orca_jax.sched.predict import ClientBound, Predictor
 from orca_jax.sched.prefix import NO_HIT, Hit
-from orca_jax.sched.request import Request, State
-from orca_jax.sched.results import DraftCounts, advance, append, update_of
+from orca_jax.sched.request import DraftCounts, Request, State, advance, append, update_of
 from orca_jax.sched.reuse import PrefixReuse
 from orca_jax.step import StepPlan, StepResult
 
@@ -22,8 +21,34 @@ NOTHING_ALLOWED = (
 )
 
 
+class Predictor(Protocol):
+    """Predicts from the data known at arrival, and may learn from ended requests."""
+
+    name: str
+
+    def predict(self, request: Request) -> float:
+        """The predicted number of generated tokens of a new request, from 1 to its `max_tokens`."""
+        ...
+
+    def observe(self, request: Request) -> None:
+        """Learn from a request with all its generated ids; it ended by itself or at its `max_tokens`."""
+        ...
+
+
+class ClientBound:
+    """Predicts `max_tokens`, the client's bound. Only this prediction is never too low."""
+
+    name = "bound"
+
+    def predict(self, request: Request) -> float:
+        return float(request.params.max_tokens)
+
+    def observe(self, request: Request) -> None:
+        """Does nothing: the bound does not depend on other requests."""
+
+
 class RequestPool:
-    """Owns requests in order of arrival. Only the pool changes them, in part through `results`.
+    """Owns requests in order of arrival. Only the pool changes them, in part by functions of `request`.
 
     A request's life: `add_request`, `admit` (a row and a reservation), then for each iteration `start`, `allowed` if
     it is constrained, `record` and `deliver`. `deliver` returns its new tokens, and at its end releases its row, slots

@@ -8,38 +8,11 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
-from typing import Protocol
 
 from orca_jax.sched.request import Request
 
 WINDOW = 256  # lengths remembered in each class
 ENOUGH = 16  # lengths in a class before their quantile is used
-
-
-class Predictor(Protocol):
-    """Predicts from the data known at arrival, and may learn from ended requests."""
-
-    name: str
-
-    def predict(self, request: Request) -> float:
-        """The predicted number of generated tokens of a new request, from 1 to its `max_tokens`."""
-        ...
-
-    def observe(self, request: Request) -> None:
-        """Learn from a request with all its generated ids; it ended by itself or at its `max_tokens`."""
-        ...
-
-
-class ClientBound:
-    """Predicts `max_tokens`, the client's bound. Only this prediction is never too low."""
-
-    name = "bound"
-
-    def predict(self, request: Request) -> float:
-        return float(request.params.max_tokens)
-
-    def observe(self, request: Request) -> None:
-        """Does nothing: the bound does not depend on other requests."""
 
 
 class RunningQuantiles:

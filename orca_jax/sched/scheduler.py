@@ -76,7 +76,7 @@ class Traits(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """Selects requests. Admission, accounting and finishing exist once, in `plan`, `pool` and `results`."""
+    """Selects requests. Admission, accounting and finishing exist once, in `plan`, `pool` and `request`."""
 
     n_workers: int  # iterations that may be in flight
 

@@ -12,7 +12,8 @@ from orca_jax.assembly.engine import build_engine
 from orca_jax.cache_spec import one_group
 from orca_jax.config import CacheConfig, EngineConfig, ExecutorConfig
 from orca_jax.errors import ConfigError
-from orca_jax.sched.predict import ClientBound, Oracle, RunningQuantiles
+from orca_jax.sched.pool import ClientBound
+from orca_jax.sched.predict import Oracle, RunningQuantiles
 from orca_jax.sim.cost import LinearCost
 from orca_jax.sim.toy import TOY_MODEL
 from orca_jax.text.tokenizer import ByteTokenizer

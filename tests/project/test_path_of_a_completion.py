@@ -42,7 +42,7 @@ from tests.sampling import GREEDY
 from tests.serve.running import MODEL, Server, running, wait_until
 
 COMPLETION, RESPONSE, MESSAGE = "/v1/completions", "/v1/responses", "/v1/messages"
-MAX_FILES = {COMPLETION: 59, RESPONSE: 70, MESSAGE: 67}  # the others render a chat
+MAX_FILES = {COMPLETION: 56, RESPONSE: 66, MESSAGE: 64}  # the others render a chat
 MAX_FORMS = {COMPLETION: 18, RESPONSE: 19, MESSAGE: 19}
 BODIES = {
     COMPLETION: {"prompt": "hi", "max_tokens": 4, "ignore_eos": True},

@@ -21,8 +21,7 @@ from orca_jax.sched.orderings.fair import FairShare
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.orderings.priority import SECONDS_PER_STEP, Priority
 from orca_jax.sched.orderings.shortest import SECONDS_PER_TOKEN, ShortestFirst
-from orca_jax.sched.pool import RequestPool
-from orca_jax.sched.predict import ClientBound
+from orca_jax.sched.pool import ClientBound, RequestPool
 from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Selection
 from tests.run.examples import holds_for

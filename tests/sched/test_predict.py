@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_jax.request import SamplingParams
-from orca_jax.sched.predict import ClientBound, Oracle, Predictor, RunningQuantiles, Scored
+from orca_jax.sched.pool import ClientBound, Predictor
+from orca_jax.sched.predict import Oracle, RunningQuantiles, Scored
 from orca_jax.sched.request import Request
 from tests.sched.lab import Lab, Shape
 

@@ -11,10 +11,10 @@ import msgspec
 from orca_jax.openai import chat
 from orca_jax.openai.conversation import settled_system, tool_rules, unread_fields
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.formats import PARAMETERS, SCHEMA, moved
 from orca_jax.openai.generation import Job
 from orca_jax.openai.messages.errors import MESSAGES
 from orca_jax.openai.model import Service
+from orca_jax.openai.params import PARAMETERS, SCHEMA, moved
 from orca_jax.openai.schema.chat import (
     AssistantMessage,
     CalledFunction,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from orca_jax.openai.errors import ApiError
-from orca_jax.openai.formats import OBJECT_SCHEMA, PARAMETERS, SCHEMA
+from orca_jax.openai.params import OBJECT_SCHEMA, PARAMETERS, SCHEMA
 from orca_jax.openai.schema.chat import (
     AllowedList,
     AllowedTools,

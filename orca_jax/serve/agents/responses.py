@@ -10,10 +10,16 @@ from starlette.routing import Route
 from orca_jax.openai.errors import TOO_LONG, ApiError
 from orca_jax.openai.generation import ClientGone, Generation
 from orca_jax.openai.model import Service
-from orca_jax.openai.responses.api import ENDPOINT, ResponseCall, find_response, no_response
+from orca_jax.openai.responses.api import (
+    ENDPOINT,
+    ResponseCall,
+    ResponseStore,
+    StoredResponse,
+    find_response,
+    no_response,
+)
 from orca_jax.openai.responses.items import DeletedResponse, InputTokens, ResponseItemList, shown_item
 from orca_jax.openai.responses.renderer import ResponseRenderer
-from orca_jax.openai.responses.store import ResponseStore, StoredResponse
 from orca_jax.openai.schema import responses_parser
 from orca_jax.openai.schema.tolerant import Ignored
 from orca_jax.serve.handlers import EventStream, Silence, headers_of, read_request, report_ignored, version_header

@@ -2,8 +2,8 @@
 
 import pytest
 
+from orca_jax.openai.responses.api import ResponseStore, StoredResponse, stored_response
 from orca_jax.openai.responses.items import new_id, with_ids
-from orca_jax.openai.responses.store import ResponseStore, StoredResponse, stored_response
 from orca_jax.openai.schema.responses import InputItem, InputMessage
 
 TEXT = "x" * 1000
