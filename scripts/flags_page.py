@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_jax.config import EngineConfig
-from orca_jax.flags.vllm import REASONS, TAKEN
-from orca_jax.flags.vllm_names import SAME
+from orca_jax.flags.vllm import SAME, refused_flags, taken_flags
 from orca_jax.request import SamplingParams
 from orca_jax.serve.args import make_parser
 
@@ -46,9 +45,9 @@ def vllm_lists() -> str:
     return "".join(
         [
             f"\n## Flags of `vllm serve` {names['version']}, and earlier ones\n\n",
-            _table(flags, make_parser()._option_string_actions, REASONS),
+            _table(flags, make_parser()._option_string_actions, refused_flags()),
             "\n## Arguments of `LLM`\n\n",
-            _table(names["LLM"], fields, REASONS),
+            _table(names["LLM"], fields, refused_flags()),
             "\n## Arguments of `SamplingParams`\n\n",
             _table(names["SamplingParams"], SamplingParams.__dataclass_fields__, SamplingParams._refused),
         ]
@@ -63,7 +62,7 @@ def verdict(name: str, own: Collection[str], refused: Any) -> str:
         return HERE
     if same is not None:
         return "taken, under another name"
-    if known := TAKEN.get(plain):
+    if known := taken_flags().get(plain):
         values = "" if known.only is None else f" with {' or '.join(f'`{one}`' for one in known.only)}, else refused"
         return f"taken and named{values}: {known.reason}"
     return f"refused: {refused.get(name) or refused[plain]}"

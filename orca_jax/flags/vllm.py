@@ -1,13 +1,32 @@
 """vLLM's flags and keywords beside those of this package: other names, those without an effect here, and refused ones.
 
-`docs/vllm.md` lists them, and `tests/flags/` checks that all flags and keywords of a version of vLLM are known.
+`vllm.toml` has all but the other names. `docs/vllm.md` lists them, and `tests/flags/` checks that all flags and
+keywords of a version of vLLM are known.
 """
 
 import re
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from orca_jax.flags.vllm_names import NO_EFFECT, ONLY, REFUSED, SAME
+SAME: Mapping[str, str] = {
+    "-ac": "--attention-config", "-asc": "--api-server-count", "-cc": "--compilation-config",
+    "-dc": "--diffusion-config", "-dcp": "--decode-context-parallel-size", "-dp": "--data-parallel-size",
+    "-dpa": "--data-parallel-address", "-dpb": "--data-parallel-backend", "-dpe": "--data-parallel-external-lb",
+    "-dph": "--data-parallel-hybrid-lb", "-dpl": "--data-parallel-size-local",
+    "-dpm": "--data-parallel-multi-port-external-lb", "-dpn": "--data-parallel-rank",
+    "-dpp": "--data-parallel-rpc-port", "-dpr": "--data-parallel-start-rank", "-ep": "--enable-expert-parallel",
+    "-n": "--nnodes", "-pcp": "--prefill-context-parallel-size", "-q": "--quantization", "-r": "--node-rank",
+    "-O": "--optimization-level", "-sc": "--speculative-config",
+    "--async-scheduling": "--overlap", "--no-async-scheduling": "--no-overlap",
+    "--block-size": "--page-size", "--device-memory-utilization": "--gpu-memory-utilization",
+    "--disable-log-requests": "--no-log-requests",
+    "--enable-log-requests": "--log-requests", "--no-enable-log-requests": "--no-log-requests",
+    "--num-gpu-blocks-override": "--num-pages",
+}  # fmt: skip
+"""vLLM's names of flags that are here too."""
 
 _LEVEL = re.compile(r"-O[0-3]")
 _REFUSED = "vLLM's setting is not supported"
@@ -33,11 +52,25 @@ def _named(groups: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
             yield name, word[len(name) :], reason
 
 
-TAKEN: Mapping[str, Known] = {
-    **{name: Known(mark, reason) for name, mark, reason in _named(NO_EFFECT)},
-    **{name: Known("=", reason, values) for name, (values, reason) in ONLY.items()},
-}
-REASONS: Mapping[str, str] = {name: reason for name, _, reason in _named(REFUSED)}
+@cache
+def taken_flags() -> Mapping[str, Known]:
+    """Return the flags that have no effect here."""
+    tables = _tables()
+    return {
+        **{name: Known(mark, reason) for name, mark, reason in _named(tables["no_effect"])},
+        **{name: Known("=", row["reason"], tuple(row["values"])) for name, row in tables["only"].items()},
+    }
+
+
+@cache
+def refused_flags() -> Mapping[str, str]:
+    """Return the reasons of the flags that are refused."""
+    return {name: reason for name, _, reason in _named(_tables()["refused"])}
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("vllm.toml").read_text(encoding="utf-8"))
 
 
 def translated(words: Sequence[str], own: Collection[str]) -> tuple[list[str], list[str]]:
@@ -92,22 +125,23 @@ def has_no_effect(name: str, value: Any) -> bool:
         ValueError: it is refused. A refused one may be None or False.
     """
     if value is None or value is False:
-        return name in TAKEN or name in REASONS
-    if name in REASONS:
-        raise ValueError(f"{_REFUSED}: {REASONS[name]}")
-    if known := TAKEN.get(name):
+        return name in taken_flags() or name in refused_flags()
+    if name in refused_flags():
+        raise ValueError(f"{_REFUSED}: {refused_flags()[name]}")
+    if known := taken_flags().get(name):
         check_value(known, value)
     return known is not None
 
 
 def _known(name: str, may_negate: bool) -> Known | None:
     """The row of a flag without effect; None for one that vLLM does not have. Raises ValueError for refused ones."""
-    if name in REASONS:
-        raise ValueError(f"argument --{name}: {_REFUSED}: {REASONS[name]}")
-    known = TAKEN.get(name)
+    taken, refused = taken_flags(), refused_flags()
+    if name in refused:
+        raise ValueError(f"argument --{name}: {_REFUSED}: {refused[name]}")
+    known = taken.get(name)
     if known is None and may_negate and name.startswith("no-"):
         positive = name.removeprefix("no-")
-        known = TAKEN.get(positive) or (Known("", REASONS[positive]) if positive in REASONS else None)
+        known = taken.get(positive) or (Known("", refused[positive]) if positive in refused else None)
         return None if known is None else Known("", known.reason)
     return known
 
