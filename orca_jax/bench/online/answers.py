@@ -43,7 +43,7 @@ class CallOutcome:
 def read_outcome(call: Exchange) -> CallOutcome:
     """Parse the answer of one call. Every fault becomes the `failure` of the outcome."""
     outcome = CallOutcome(call.due, call.sent, call.connected, call.ended)
-    status, body, fault = _body([(moment, data) for moment, data in call.arrivals if data])
+    status, body, fault = read_body(call)
     if call.failure and (call.failure == "timeout" or status is None):
         outcome.failure, outcome.detail = call.failure, call.detail
     elif status is None:
@@ -112,8 +112,9 @@ def events(body: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]
             yield body[bisect_left(ends, at)][0], b"\n".join(line[5:].removeprefix(b" ") for line in lines)
 
 
-def _body(arrivals: Sequence[tuple[float, bytes]]) -> tuple[int | None, list[tuple[float, bytes]], str]:
+def read_body(call: Exchange) -> tuple[int | None, list[tuple[float, bytes]], str]:
     """Return the status, the parts of the body with their times, and a fault of HTTP if there is one."""
+    arrivals = [(moment, data) for moment, data in call.arrivals if data]
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="POST", target="/", headers=[("host", "h"), ("connection", "close")]))
     connection.send(h11.EndOfMessage())

@@ -12,6 +12,7 @@ throughput, and a slower one measures latency.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -19,21 +20,48 @@ import resource
 import subprocess
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from orca_jax.bench.online.processes import children, cores, cpu_seconds, pin
-from orca_jax.bench.online.streams import Stream, read_stream, run_streams
+from orca_jax.bench.online.answers import events, read_body
+from orca_jax.bench.online.exchange import Exchange, exchange
+from orca_jax.bench.online.prompts import RequestForm
+from orca_jax.bench.online.server import PATHS, address_of
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.flags.needs import check_needs
 from orca_jax.reporting import hardware, percentile, print_table
-from orca_jax.sim.clock import CLOCK_PREFIX
+from orca_jax.sim.clock import CLOCK_PREFIX, NUM_DIGITS, age_of
 
 CLIENTS = 1000
 TOKENS = 400
 PACES = (1, 100)  # milliseconds per iteration
 SAMPLE_SECONDS = 0.1  # between samples of processor time
+LONGEST_SECONDS = 86_400.0  # of a stream
 PROMPT = "All work and no play makes Jack a dull boy. 40. "  # 48 tokens: a multiple of the groups of the clock
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One answer: the times (seconds, monotonic) and texts of its events, and its finish reason."""
+
+    times: Sequence[float]
+    texts: Sequence[str]
+    finish_reason: str | None
+
+    def ages(self) -> Iterator[tuple[float, float]]:
+        """Yield for each group of the clock model the time of its first byte, and its age then, both in seconds."""
+        ends = list(itertools.accumulate(map(len, self.texts)))
+        text = "".join(self.texts)
+        at = text.find(" ")
+        while 0 <= at < len(text) - NUM_DIGITS:
+            seen = self.times[bisect_left(ends, at + 1)]
+            yield seen, age_of(text[at + 1 : at + 1 + NUM_DIGITS], seen)
+            at = text.find(" ", at + 1)
 
 
 @dataclass(frozen=True)
@@ -85,29 +113,52 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _measure(target: Target, args: argparse.Namespace) -> dict[str, float | str]:
-    bodies: list[dict[str, object]] = [
-        {
-            "model": target.model, "prompt": PROMPT, "max_tokens": args.tokens,
-            "stream": True, "temperature": 0, "ignore_eos": True,
-        }
-        for _ in range(args.clients)
-    ]  # fmt: skip
+    path = urlsplit(target.url).path + PATHS["completions"]
+    form = RequestForm(target.url, path, target.model, has_usage=False, extra={"prompt": PROMPT})
+    request, address = form.encode((), args.tokens), address_of(target.url)
     clocks = Clocks(target)
 
-    async def load() -> list[list[tuple[float, bytes]]]:
+    async def load() -> list[Exchange]:
         looking = asyncio.create_task(clocks.keep_looking())
+        begin = time.monotonic()
         try:
-            return await run_streams(target.url, bodies)
+            return await asyncio.gather(
+                *(exchange(address, request, begin, LONGEST_SECONDS) for _ in range(args.clients))
+            )
         finally:
             looking.cancel()
 
-    streams = [read_stream(arrivals) for arrivals in asyncio.run(load())]
+    streams = [read_stream(call) for call in asyncio.run(load())]
     clocks.look()
     if any(stream.finish_reason != "length" for stream in streams):
         raise OrcaError("a stream ended before its last token")
     result = summarize(streams, clocks)
     print_table(f"{target.model}, {args.clients} streams of {args.tokens} tokens", result)
     return {"model": target.model, **result}
+
+
+def read_stream(call: Exchange) -> Stream:
+    """Parse the answer of one client.
+
+    Raises:
+        OrcaError: it is not a complete stream of events.
+    """
+    status, body, fault = read_body(call)
+    if call.failure or status != 200:
+        text = b"".join(data for _, data in body).decode(errors="replace")
+        raise OrcaError(f"the server answered {status or 'nothing'}: {call.detail or fault or text[:300]}")
+    times, texts, reason = [], [], None
+    for moment, data in events(body):
+        if data == b"[DONE]":
+            return Stream(times, texts, reason)
+        value = json.loads(data)
+        if "error" in value:
+            raise OrcaError(f"a stream ended with an error: {value['error']['message']}")
+        (choice,) = value["choices"]
+        times.append(moment)
+        texts.append(choice["text"])
+        reason = choice["finish_reason"] or reason
+    raise OrcaError("a stream ended without [DONE]")
 
 
 def summarize(streams: Sequence[Stream], clocks: Clocks) -> dict[str, float]:
@@ -165,3 +216,30 @@ def _serving(model: str, args: argparse.Namespace) -> Iterator[Target]:
         finally:
             pin(os.getpid(), allowed)
             process.terminate()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the user and system time of a process so far, in steps of 10 ms, or 0 if it is unknown."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> list[int]:
+    """Return the child processes of a process."""
+    lists = (_PROC / str(pid) / "task").glob("*/children")
+    return [int(child) for path in lists for child in path.read_text().split()]
+
+
+def pin(pid: int, cores: set[int]) -> None:
+    """Restrict all threads of a process to some cores, if the system supports it."""
+    if hasattr(os, "sched_setaffinity"):
+        for task in (_PROC / str(pid) / "task").iterdir():
+            os.sched_setaffinity(int(task.name), cores)
+
+
+def cores() -> list[int]:
+    """Return the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

@@ -42,7 +42,7 @@ def look_at(settings: OpenLoopSettings) -> RemoteTarget:
         ConfigError: the server cannot be reached, refuses the key or all forms, or has no such model; `param` names
             the flag to change.
     """
-    address = _address(settings.base_url)
+    address = address_of(settings.base_url)
     model, max_model_len = _model(settings)
     form = asyncio.run(_form(settings, address, model))
     return RemoteTarget(address, form, max_model_len)
@@ -52,8 +52,8 @@ def _unreachable(url: str, reason: object) -> ConfigError:
     return ConfigError(f"base_url {url} is not reachable: {reason}; start the server first", param="base_url")
 
 
-def _address(url: str) -> Address:
-    """Resolve the host once, to the first address that accepts a connection."""
+def address_of(url: str) -> Address:
+    """Resolve the host once, to the first address that accepts a connection. Raises ConfigError."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     tls = ssl.create_default_context() if parts.scheme == "https" else None

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from orca_jax.bench.__main__ import main
-from orca_jax.bench.online.closed_loop import Clocks, Target, summarize
-from orca_jax.bench.online.streams import Stream, read_stream
+from orca_jax.bench.online.closed_loop import Clocks, Stream, Target, read_stream, summarize
+from orca_jax.bench.online.exchange import Exchange
 from orca_jax.errors import OrcaError
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -23,25 +23,26 @@ DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 def test_an_event_is_seen_when_its_last_byte_came() -> None:
     second = chunk("b", "length")
     arrivals = [(1.0, HEAD + chunk("a") + second[:9]), (2.0, second[9:-1]), (3.0, second[-1:] + DONE)]
-    assert read_stream(arrivals) == Stream([1.0, 3.0], ["a", "b"], "length")
+    assert read_stream(Exchange(0.0, 0.0, 0.0, arrivals)) == Stream([1.0, 3.0], ["a", "b"], "length")
 
 
 def test_comments_are_no_events() -> None:
-    assert read_stream([(1.0, HEAD + b"5\r\n: hi\n\r\n" + b"1\r\n\n\r\n" + chunk("a") + DONE)]).texts == ["a"]
+    received = HEAD + b"5\r\n: hi\n\r\n" + b"1\r\n\n\r\n" + chunk("a") + DONE
+    assert read_stream(Exchange(0.0, 0.0, 0.0, [(1.0, received)])).texts == ["a"]
 
 
 @pytest.mark.parametrize(
     ("received", "message"),
     [
-        (b"HTTP/1.1 503 Service Unavailable\r\n\r\nfull", "answered: HTTP/1.1 503"),
-        (b"", "answered: nothing"),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\nfull", "answered 503: full"),
+        (b"", "answered nothing"),
         (HEAD + chunk("a"), "without"),
         (HEAD + b'1a\r\ndata: {"error": {"message"\r\n12\r\n: "the engine"}}\n\n\r\n', "the engine"),
     ],
 )
 def test_incomplete_streams_are_errors(received: bytes, message: str) -> None:
     with pytest.raises(OrcaError, match=message):
-        read_stream([(1.0, received)])
+        read_stream(Exchange(0.0, 0.0, 0.0, [(1.0, received)]))
 
 
 def test_ages_belong_to_the_event_that_began_the_group() -> None:
