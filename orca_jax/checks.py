@@ -128,6 +128,12 @@ def check_values(settings: Any) -> None:
             object.__setattr__(settings, name, fitting)
 
 
+def require(holds: bool, param: str, what: str) -> None:
+    """Raise ConfigError with the message `what`, unless a setting holds."""
+    if not holds:
+        raise ConfigError(what, param=param)
+
+
 def is_writable(folder: Path) -> bool:
     """True if this process may make files in a folder."""
     return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)

@@ -8,6 +8,7 @@ import httpx
 
 from orca_jax.batch.config import MAX_CONCURRENCY, BatchConfig
 from orca_jax.batch.rows import COMPLETIONS
+from orca_jax.checks import require
 from orca_jax.errors import ConfigError
 from orca_jax.flags.needs import changed, check_needs
 from orca_jax.openai.errors import ApiError
@@ -23,14 +24,14 @@ def check(config: BatchConfig, given: Collection[str] = ()) -> None:
     """
     window = config.concurrency
     holds = window is None or 1 <= window <= MAX_CONCURRENCY
-    _require(holds, "concurrency", f"must be in 1..{MAX_CONCURRENCY}, got {window}")
-    _require(config.max_retries >= 0, "max_retries", f"must be at least 0, got {config.max_retries}")
+    require(holds, "concurrency", f"must be in 1..{MAX_CONCURRENCY}, got {window}")
+    require(config.max_retries >= 0, "max_retries", f"must be at least 0, got {config.max_retries}")
     holds = math.isfinite(config.request_timeout) and config.request_timeout > 0
-    _require(holds, "request_timeout", f"must be a number of seconds above 0, got {config.request_timeout}")
+    require(holds, "request_timeout", f"must be a number of seconds above 0, got {config.request_timeout}")
     holds = 0 <= config.server.max_logprobs <= MAX_LOGPROBS
-    _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.server.max_logprobs}")
+    require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.server.max_logprobs}")
     is_url = config.base_url is None or _is_base_url(config.base_url)
-    _require(is_url, "base_url", "must be a URL such as http://localhost:8000")
+    require(is_url, "base_url", "must be a URL such as http://localhost:8000")
     _check_body(config)
     check_needs("batch", config, changed(config, config.server, config.server.engine).union(given, ("output",)))
 
@@ -42,8 +43,8 @@ def _check_body(config: BatchConfig) -> None:
     except (ValueError, RecursionError):
         fields = None
     example = '{"max_tokens": 64, "temperature": 0}'
-    _require(isinstance(fields, dict), "body", f"must be a JSON object such as '{example}'")
-    _require("prompt" not in fields, "body", "must not contain a prompt: prompts come from --input")
+    require(isinstance(fields, dict), "body", f"must be a JSON object such as '{example}'")
+    require("prompt" not in fields, "body", "must not contain a prompt: prompts come from --input")
     if config.base_url is not None:
         return  # another server may support other fields
     try:
@@ -60,8 +61,3 @@ def _is_base_url(text: str) -> bool:
     except httpx.InvalidURL:
         return False
     return url.scheme in ("http", "https") and url.host != "" and not url.query and not url.fragment
-
-
-def _require(holds: bool, param: str, what: str) -> None:
-    if not holds:
-        raise ConfigError(what, param=param)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from orca_jax.checks import check_values, names_checked
+from orca_jax.checks import check_values, names_checked, require
 from orca_jax.console import lasting_output
 from orca_jax.deploy.gang import actor_options
 from orca_jax.deploy.replica import EngineReplica
@@ -28,6 +28,7 @@ from orca_jax.openai.model import check_texts, downloaded
 from orca_jax.serve.__main__ import EXIT_CONFIG
 from orca_jax.serve.announcement import announcement
 from orca_jax.serve.args import make_parser, read_flags
+from orca_jax.serve.listen import url_at
 from orca_jax.serve.server import EXIT_ENGINE_DIED
 from orca_jax.server_config import ServerConfig, flag_field
 
@@ -68,11 +69,11 @@ class RayConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
-        _require(self.replicas >= 1, "replicas", f"must be at least 1, got {self.replicas}")
+        require(self.replicas >= 1, "replicas", f"must be at least 1, got {self.replicas}")
         check_needs("deploy.ray_serve, replicas", self, changed(self))
         target = self.target_ongoing_requests
-        _require(target is None or target > 0, "target_ongoing_requests", f"must be positive, got {target}")
-        _require(self.replica_cpus >= 0, "replica_cpus", f"must be at least 0, got {self.replica_cpus}")
+        require(target is None or target > 0, "target_ongoing_requests", f"must be positive, got {target}")
+        require(self.replica_cpus >= 0, "replica_cpus", f"must be at least 0, got {self.replica_cpus}")
 
 
 def app(args: Mapping[str, Any]) -> "Application":
@@ -198,7 +199,7 @@ def _run(config: ServerConfig, settings: RayConfig) -> int:
     try:
         serve.start(http_options=_http_options(config))
         serve.run(application(config, settings), name=APPLICATION)
-        print(announcement(config, _url(config), None), flush=True)
+        print(announcement(config, url_at(config, config.host, config.port) + config.root_path, None), flush=True)
         while APPLICATION in serve.status().applications:
             time.sleep(WATCH_SECONDS)
     except KeyboardInterrupt:
@@ -239,17 +240,6 @@ def _connect(config: ServerConfig, settings: RayConfig) -> None:
 def _http_options(config: ServerConfig) -> dict[str, Any]:
     names = ("host", "port", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs")
     return {name: value for name in names if (value := getattr(config, name)) is not None}
-
-
-def _url(config: ServerConfig) -> str:
-    scheme = "http" if config.ssl_certfile is None else "https"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{scheme}://{host}:{config.port}{config.root_path}"
-
-
-def _require(holds: bool, param: str, what: str) -> None:
-    if not holds:
-        raise ConfigError(what, param=param)
 
 
 if __name__ == "__main__":

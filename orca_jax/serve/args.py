@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from orca_jax.errors import ConfigError
+from orca_jax.checks import require
 from orca_jax.flags import (
     BRIEF,
     FlagParser,
@@ -63,7 +63,7 @@ def _origins(words: tuple[str, ...]) -> tuple[str, ...]:
     except ValueError:
         found = None
     holds = isinstance(found, list) and all(isinstance(origin, str) for origin in found)
-    _require(holds, "allowed_origins", f"must be origins, or a list of them in JSON; got {words[0]}")
+    require(holds, "allowed_origins", f"must be origins, or a list of them in JSON; got {words[0]}")
     return tuple(found)
 
 
@@ -74,58 +74,56 @@ def check(config: ServerConfig, given: Collection[str] = ()) -> None:
         given: flags that count as set although they may have their default values.
     """
     for name in ("host", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "chat_template", "generation_config"):
-        _require(getattr(config, name) != "", name, "must not be empty")
+        require(getattr(config, name) != "", name, "must not be empty")
     for name in ("served_model_name", "api_key", "allowed_origins", "allowed_hosts"):
-        _require(all(getattr(config, name)), name, "must not be empty")
+        require(all(getattr(config, name)), name, "must not be empty")
     for origin in config.allowed_origins:
         is_origin = origin in ("*", "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin) is not None
-        _require(is_origin, "allowed_origins", f"must be *, or origins such as https://page.example; got {origin!r}")
+        require(is_origin, "allowed_origins", f"must be *, or origins such as https://page.example; got {origin!r}")
     _check_address(config)
     _check_numbers(config)
     _check_kv_events(config)
     folder = config.lora_dir
-    _require(folder is None or Path(folder).is_dir(), "lora_dir", f"{folder} is not a directory")
+    require(folder is None or Path(folder).is_dir(), "lora_dir", f"{folder} is not a directory")
     endpoint = config.otlp_traces_endpoint
     _check_hosts(config)
     is_url = endpoint is None or endpoint.startswith(("http://", "https://"))
-    _require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")
+    require(is_url, "otlp_traces_endpoint", "must begin with http:// or https://")
     check_needs("serve", config, changed(config, config.engine).union(given))
 
 
 def _check_address(config: ServerConfig) -> None:
-    _require(0 <= config.port <= 65535, "port", f"must be in 0..65535, got {config.port}")
+    require(0 <= config.port <= 65535, "port", f"must be in 0..65535, got {config.port}")
     for name in config.allowed_hosts:
         holds = _HOST_NAME.fullmatch(name) is not None
-        _require(holds, "allowed_hosts", f"must be names such as llm.example, without scheme and port; got {name!r}")
+        require(holds, "allowed_hosts", f"must be names such as llm.example, without scheme and port; got {name!r}")
     root = config.root_path
     holds = not root or (root.startswith("/") and not root.endswith("/") and root.isascii() and root.isprintable())
-    _require(holds, "root_path", "must begin with a slash and must not end with one, such as /llm")
+    require(holds, "root_path", "must begin with a slash and must not end with one, such as /llm")
 
 
 def _check_hosts(config: ServerConfig) -> None:
-    _require(config.nnodes >= 1, "nnodes", f"must be at least 1, got {config.nnodes}")
-    _require(config.master_addr != "", "master_addr", "must not be empty")
-    _require(
+    require(config.nnodes >= 1, "nnodes", f"must be at least 1, got {config.nnodes}")
+    require(config.master_addr != "", "master_addr", "must not be empty")
+    require(
         1 <= config.master_port <= 65533,
         "master_port",
         f"must be in 1..65533, since the next two ports are used too; got {config.master_port}",
     )
     timeout = config.control_timeout
     holds = math.isfinite(timeout) and timeout >= MIN_HEARTBEAT_TIMEOUT
-    _require(holds, "control_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {timeout}")
+    require(holds, "control_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {timeout}")
 
 
 def _check_numbers(config: ServerConfig) -> None:
     for name in ("queue_timeout", "request_timeout", "read_timeout", "write_timeout", "step_timeout", "load_timeout"):
         value = getattr(config, name)
         holds = value is None or (math.isfinite(value) and value > 0)
-        _require(holds, name, f"must be a positive number of seconds, got {value}")
+        require(holds, name, f"must be a positive number of seconds, got {value}")
     holds = math.isfinite(config.shutdown_timeout) and config.shutdown_timeout >= 0
-    _require(holds, "shutdown_timeout", f"must be a number of seconds of at least 0, got {config.shutdown_timeout}")
+    require(holds, "shutdown_timeout", f"must be a number of seconds of at least 0, got {config.shutdown_timeout}")
     holds = math.isfinite(config.heartbeat_timeout) and config.heartbeat_timeout >= MIN_HEARTBEAT_TIMEOUT
-    _require(
-        holds, "heartbeat_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {config.heartbeat_timeout}"
-    )
+    require(holds, "heartbeat_timeout", f"must be at least {MIN_HEARTBEAT_TIMEOUT:g} s, got {config.heartbeat_timeout}")
     for name, least in (
         ("max_num_queued_reqs", 0),
         ("max_num_queued_tokens", 1),
@@ -133,11 +131,11 @@ def _check_numbers(config: ServerConfig) -> None:
         ("responses_store", 0),
     ):
         value = getattr(config, name)
-        _require(value >= least, name, f"must be at least {least}, got {value}")
+        require(value >= least, name, f"must be at least {least}, got {value}")
     most = config.max_calls_per_key
-    _require(most is None or most >= 1, "max_calls_per_key", f"must be at least 1, got {most}")
+    require(most is None or most >= 1, "max_calls_per_key", f"must be at least 1, got {most}")
     holds = 0 <= config.max_logprobs <= MAX_LOGPROBS
-    _require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.max_logprobs}")
+    require(holds, "max_logprobs", f"must be in 0..{MAX_LOGPROBS}, got {config.max_logprobs}")
 
 
 def _check_kv_events(config: ServerConfig) -> None:
@@ -145,12 +143,7 @@ def _check_kv_events(config: ServerConfig) -> None:
         endpoint = getattr(config, name)
         if endpoint is not None:
             fault = endpoint_fault(endpoint, allows_remote=config.kv_events_allow_remote)
-            _require(fault is None, name, fault or "")
-
-
-def _require(holds: bool, param: str, what: str) -> None:
-    if not holds:
-        raise ConfigError(what, param=param)
+            require(fault is None, name, fault or "")
 
 
 def make_parser(name: str | None = None, description: str = DESCRIPTION) -> FlagParser:

@@ -70,13 +70,17 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 def url_of(config: ServerConfig, listener: socket.socket) -> str:
     """The URL for clients on this machine."""
-    scheme = "https" if config.ssl_certfile is not None else "http"
     if config.uds is not None:
-        return f"{scheme}://localhost"
+        return url_at(config, "localhost")
     host, port = listener.getsockname()[:2]
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    place = f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
-    return f"{scheme}://{place}"
+    return url_at(config, {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+
+def url_at(config: ServerConfig, host: str, port: int | None = None) -> str:
+    """The URL of a host, without a path."""
+    scheme = "http" if config.ssl_certfile is None else "https"
+    place = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{place}" if port is None else f"{scheme}://{place}:{port}"
 
 
 def _listen_on_port(config: ServerConfig) -> socket.socket:

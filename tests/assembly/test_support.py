@@ -180,7 +180,7 @@ SETTINGS = {
 LINKS = re.compile(
     r"\bneeds?\b|no effect|combined|does not cover|\bis for\b|only for\b|contradicts|together|\bbeside\b|excludes?\b"
 )
-REFUSING = re.compile(r"(?:Error|_require|_unfit|_refused|error)$")
+REFUSING = re.compile(r"(?:Error|require|_unfit|_refused|error)$")
 OF_REQUESTS = ("RequestError", "ApiError")
 """Errors of requests, whose fields are no settings."""
 
@@ -243,8 +243,8 @@ def test_no_refusal_of_a_combination_is_outside_of_the_tables() -> None:
         ("raise ConfigError('n_slots must be at least 1', param='n_slots')", False),
         ("raise ConfigError('n_slots does not cover mixtures', param='n_slots')", True),
         ("message = f'overlap needs {args.scheduler}'\n    raise ConfigError(message, param='overlap')", True),
-        ("_require(ok, 'uds', 'has no effect with TLS')", True),
-        ("_require(ok, 'uds', 'leave it out with --host')", True),
+        ("require(ok, 'uds', 'has no effect with TLS')", True),
+        ("require(ok, 'uds', 'leave it out with --host')", True),
         ("raise RequestError('max_tokens needs n_slots', param='n_slots')", False),
     ],
 )

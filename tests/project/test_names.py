@@ -89,3 +89,66 @@ def source(name: str, text: str) -> SourceFile:
 def test_meanings(first: str, second: str, several: bool) -> None:
     found = meanings([source("a.py", first), source("b.py", second)])
     assert (len(found["Page"]) > 1) == several
+
+
+BARE = frozenset({"add", "take", "run"})
+"""Verbs that say nothing without an object."""
+OWNED = frozenset({"pool", "executor", "scheduler", "observer"})
+"""Parts of the engine, which its methods alone replace."""
+
+
+def bare_methods(file: SourceFile) -> Iterator[str]:
+    """The methods of public classes that are named by a verb of `BARE` alone."""
+    for kind in file.nodes:
+        if isinstance(kind, ast.ClassDef) and not kind.name.startswith("_"):
+            methods = (each for each in kind.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+            yield from (f"{file}:{each.lineno}: {kind.name}.{each.name}" for each in methods if each.name in BARE)
+
+
+def replaced_parts(file: SourceFile) -> Iterator[str]:
+    """The assignments to parts of an engine, such as `built.engine.pool = pool`, also by a patch of tests."""
+    for node in file.nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr") and len(node.args) > 2:
+            owner, name = node.args[0], node.args[1]
+            targets = [ast.Attribute(owner, name.value)] if isinstance(name, ast.Constant) else []
+        for target in [each for each in targets if isinstance(each, ast.Attribute) and each.attr in OWNED]:
+            if ast.unparse(target.value).split(".")[-1] == "engine":
+                yield f"{file}: {ast.unparse(target)}"
+
+
+def test_methods_of_public_classes_have_an_object() -> None:
+    found = [place for file in FILES for place in bare_methods(file)]
+    assert not found, "\n".join(found)
+
+
+def test_parts_of_the_engine_are_not_replaced_from_outside() -> None:
+    found = [place for file in python_files("orca_jax", "lab", "scripts", "tests") for place in replaced_parts(file)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("class Pool:\n    def add(self): pass\n    async def run(self): pass", 2),
+        ("class Pool:\n    def add_request(self): pass", 0),
+        ("class _Work:\n    def run(self): pass", 0),
+        ("def run(): pass", 0),
+    ],
+)
+def test_bare_methods(text: str, count: int) -> None:
+    assert len(list(bare_methods(source("a.py", text)))) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("built.engine.pool = pool", 1),
+        ("monkeypatch.setattr(engine, 'scheduler', other)", 1),
+        ("self.scheduler = scheduler", 0),
+        ("monkeypatch.setattr(engine, 'clock', other)", 0),
+        ("pool = engine.pool", 0),
+    ],
+)
+def test_replaced_parts(text: str, count: int) -> None:
+    assert len(list(replaced_parts(source("a.py", text)))) == count

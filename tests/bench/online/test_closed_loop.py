@@ -22,7 +22,7 @@ DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 def test_an_event_is_seen_when_its_last_byte_came() -> None:
     second = chunk("b", "length")
-    arrivals = [(1.0, HEAD + chunk("a") + second[:9]), (2.0, second[9:-1]), (3.0, second[-1:] + DONE)]
+    arrivals = [(1.0, HEAD + chunk("a") + second[:9]), (2.0, second[9:-3]), (3.0, second[-3:] + DONE)]
     assert read_stream(Exchange(0.0, 0.0, 0.0, arrivals)) == Stream([1.0, 3.0], ["a", "b"], "length")
 
 
