@@ -14,7 +14,7 @@ from html import escape
 from string import Template
 
 from orca_jax.reporting import p99_name
-from orca_jax.timeline.page_data import origin, page_json
+from orca_jax.timeline.page_data import page_json
 from orca_jax.timeline.palette import PAGE_FOLDER, SCHEDULERS, palette_css
 from orca_jax.timeline.read import Timeline, figures, token_times
 
@@ -126,7 +126,7 @@ def _number(value: float) -> str:
 
 def _rows(timeline: Timeline, times: Mapping[int, Sequence[float]]) -> Iterator[str]:
     """Yield a row of the table for each request, up to `MAX_ROWS`."""
-    begin = origin(timeline)
+    begin = timeline.origin
     for n, arrival in list(timeline.arrivals.items())[:MAX_ROWS]:
         end = timeline.ends.get(n)
         first = f"{times[n][0] - arrival.at:.3f}" if times.get(n) else ""

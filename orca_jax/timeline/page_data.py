@@ -40,13 +40,8 @@ def drawn_spans(spans: Iterable[Span]) -> list[Span]:
     return drawn
 
 
-def origin(timeline: Timeline) -> float:
-    """The time of the first arrival."""
-    return min(arrival.at for arrival in timeline.arrivals.values())
-
-
 def _iterations(timeline: Timeline, spans: Mapping[int, list[Span]]) -> dict[str, list[Any]]:
-    begin, every = origin(timeline), timeline.iterations
+    begin, every = timeline.origin, timeline.iterations
     return {
         "number": [each.iteration for each in every],
         "begin": [_micros(each.collected - each.device - begin) for each in every],
@@ -78,7 +73,7 @@ def _tokens_of(kind: str, count: int, spans: Mapping[int, list[Span]]) -> list[i
 def _requests(
     timeline: Timeline, spans: Mapping[int, list[Span]], times: Mapping[int, Sequence[float]]
 ) -> list[dict[str, Any]]:
-    begin, requests = origin(timeline), []
+    begin, requests = timeline.origin, []
     for n, arrival in timeline.arrivals.items():
         end = timeline.ends.get(n)
         first = times[n][0] if times.get(n) else None

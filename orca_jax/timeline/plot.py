@@ -134,7 +134,7 @@ def title(timeline: Timeline, above: Timeline | None = None) -> str:
 def _seconds(timeline: Timeline) -> float:
     """Seconds from the first arrival to the last end."""
     last = timeline.iterations[-1].collected if timeline.iterations else 0.0
-    return max([end.at for end in timeline.ends.values()], default=last) - _origin(timeline)
+    return max([end.at for end in timeline.ends.values()], default=last) - timeline.origin
 
 
 def save_figure(figure: Figure, path: str) -> None:
@@ -190,13 +190,8 @@ def _edges(timeline: Timeline, unit: Unit) -> list[tuple[float, float]]:
     """Return the begin and the end of each iteration on the axis."""
     if unit == "iterations":
         return [(float(index), index + 1.0) for index in range(len(timeline.iterations))]
-    origin = _origin(timeline)
+    origin = timeline.origin
     return [(each.collected - each.device - origin, each.collected - origin) for each in timeline.iterations]
-
-
-def _origin(timeline: Timeline) -> float:
-    """Return the time of the first arrival."""
-    return min(arrival.at for arrival in timeline.arrivals.values())
 
 
 def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -207,7 +202,7 @@ def _box(span: Span, row: int, edges: Sequence[tuple[float, float]]) -> Sequence
 
 def _draw_ends(axes: Axes, timeline: Timeline, unit: Unit, numbers: Sequence[int]) -> None:
     """Mark the delivery of each answer."""
-    origin, marks = _origin(timeline), []
+    origin, marks = timeline.origin, []
     for row, n in enumerate(numbers, 1):
         if n in timeline.ends:
             at = timeline.ends[n].at

@@ -31,6 +31,11 @@ class Timeline:
     iterations: list[IterationRecord] = field(default_factory=list)
     ends: dict[int, End] = field(default_factory=dict)
 
+    @property
+    def origin(self) -> float:
+        """The time of the first arrival."""
+        return min(arrival.at for arrival in self.arrivals.values())
+
 
 def load_timeline(path: str) -> Timeline:
     """Read the last timeline in a file.
