@@ -21,17 +21,7 @@ from orca_jax.openai.errors import ApiError, PromptTooLong
 from orca_jax.openai.generation import Job, Piece, whole_parts
 from orca_jax.openai.logprobs import chat_logprobs, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.params import (
-    bad_words_of,
-    check_fields,
-    cut_limit,
-    engine_requests,
-    reading,
-    room_of,
-    salt_of,
-    truncated,
-    urgency_of,
-)
+from orca_jax.openai.params import check_fields, cut_limit, engine_requests, reading, room_of, truncated
 from orca_jax.openai.schema.answers import (
     AnswerMessage,
     ChatChoice,
@@ -67,17 +57,15 @@ async def prepare(service: Service, call: ChatRequest, name: str, caller: str | 
     rules = tool_rules(call, service)
     prompt, text = await _fitting_prompt(service, call, rules)
     form = await reading(call, lambda: answer_form(service, call, rules, text))
-    requests = engine_requests(
+    requests = await engine_requests(
         service,
         call,
         [prompt],
         call.n or 1,
-        urgency_of(call, caller),
+        caller,
         logprobs=(call.top_logprobs or 0) if call.logprobs else None,
         prompt_logprobs=call.prompt_logprobs,
         structured=form.structured,
-        cache_salt=salt_of(service, call, caller),
-        bad_token_ids=await bad_words_of(service, call),
     )
     return Job(
         id=f"chatcmpl-{call.request_id or uuid.uuid4().hex}",

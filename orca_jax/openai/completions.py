@@ -13,18 +13,7 @@ from orca_jax.openai.errors import ApiError
 from orca_jax.openai.generation import Job, Piece
 from orca_jax.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from orca_jax.openai.model import Prompt, Service
-from orca_jax.openai.params import (
-    asked_form,
-    bad_words_of,
-    check_fields,
-    check_ids,
-    cut_limit,
-    engine_requests,
-    reading,
-    salt_of,
-    truncated,
-    urgency_of,
-)
+from orca_jax.openai.params import asked_form, check_fields, check_ids, cut_limit, engine_requests, reading, truncated
 from orca_jax.openai.schema.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from orca_jax.openai.schema.sampling import CompletionRequest
 from orca_jax.request import TokenLogprobs
@@ -56,17 +45,15 @@ async def prepare(service: Service, call: CompletionRequest, name: str, caller: 
     num_logprobs = 0 if call.logprobs is None and needs_ranking else call.logprobs
     num_prompt_logprobs = _most(call.prompt_logprobs, call.logprobs if call.echo else None)
     form = await reading(call, lambda: asked_form(call.response_format, call.structured_outputs))
-    requests = engine_requests(
+    requests = await engine_requests(
         service,
         call,
         prompts,
         candidates,
-        urgency_of(call, caller),
+        caller,
         logprobs=num_logprobs,
         prompt_logprobs=num_prompt_logprobs,
         structured=form.structured,
-        cache_salt=salt_of(service, call, caller),
-        bad_token_ids=await bad_words_of(service, call),
     )
     return Job(
         id=f"cmpl-{call.request_id or uuid.uuid4().hex}",

@@ -116,7 +116,7 @@ def truncated(prompt: Prompt, call: CompletionCall, context: int) -> Prompt:
     return prompt if len(prompt.ids) <= keep else Prompt(None, prompt.ids[-keep:])
 
 
-async def bad_words_of(service: Service, call: CompletionCall) -> tuple[tuple[int, ...], ...]:
+async def _bad_words(service: Service, call: CompletionCall) -> tuple[tuple[int, ...], ...]:
     """The ids of the bad words of a call. Raises ApiError."""
     words, tokenizer = call.bad_words, service.model.tokenizer
     if not words:
@@ -124,22 +124,23 @@ async def bad_words_of(service: Service, call: CompletionCall) -> tuple[tuple[in
     return await service.encoding(lambda: bad_word_ids(tokenizer, words), "bad_words", sum(map(len, words)))
 
 
-def engine_requests(
+async def engine_requests(
     service: Service,
     call: CompletionCall,
     prompts: Sequence[Prompt],
     candidates: int,
-    urgency: Urgency,
+    caller: str | None,
     **fields: Any,
 ) -> list[Submit]:
     """`candidates` requests for each prompt, with different seeds.
 
-    `fields` are the fields of `SamplingParams` with another name or form in the call.
+    `caller` identifies the API key. `fields` are the fields of `SamplingParams` with another name or form in the call.
 
     Raises:
         ApiError: a field is wrong, or a prompt is too long.
     """
-    model = service.model
+    model, urgency = service.model, urgency_of(call, caller)
+    fields |= {"bad_token_ids": await _bad_words(service, call), "cache_salt": salt_of(service, call, caller)}
     defaults = {name: value for name, value in model.defaults.items() if name != "max_tokens"}
     given = {name: value for name in PLAIN if (value := getattr(call, name)) is not None}
     fields = defaults | given | fields

@@ -1,23 +1,39 @@
 """The routes of the playground: the page is open, and its data need a key as all other routes do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from orca_jax.bundled import DEMO
 from orca_jax.checks import is_class_name
 from orca_jax.config import EngineConfig
+from orca_jax.link.feed import FeedFull, Watcher
+from orca_jax.openai.errors import ApiError
 from orca_jax.openai.model import Service
 from orca_jax.playground.burst import MAX_BURST_BYTES, run_burst
-from orca_jax.playground.examples import examples
-from orca_jax.playground.iterations import watch_iterations
 from orca_jax.playground.page import page_routes
 from orca_jax.playground.saved import MAX_PAGE_BYTES, saved_page
 from orca_jax.processor import cpu_name
+
+KEEP_ALIVE_SECONDS = 10.0
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_OF_THE_DEMO = (
+    "Tom has 3 apples and buys 4. How many does he have?",
+    "What is iteration-level scheduling?",
+    "Juan had 5 shirts and gave 2 away. How many? Reply with JSON.",
+)
+_CHATS = (
+    "How many days are in a week?",
+    "Write a short list of three fruits.",
+    "What is the opposite of hot?",
+)
+_PROMPTS = ("Once upon a time", "The capital of France is", "One, two, three, four,")
 
 JsonBodyReader = Callable[[Request, int], Awaitable[bytes]]
 """Reads the JSON body of a call, of at most so many bytes; raises ApiError."""
@@ -56,7 +72,7 @@ def _settings(service: Service) -> dict[str, object]:
         "scheduler": _scheduler(config.engine),
         "max_num_seqs": config.engine.max_num_seqs,
         "machine": _machine(service),
-        "examples": examples(service),
+        "examples": _examples(service),
     }
 
 
@@ -72,3 +88,40 @@ def _machine(service: Service) -> str:
     if summary is None or not summary.device:
         return ""
     return cpu_name() if summary.device == "cpu" else f"{summary.num_devices} x {summary.device}"
+
+
+def _examples(service: Service) -> dict[str, tuple[str, ...]]:
+    """Return three questions and three beginnings of a text."""
+    return {"chat": _OF_THE_DEMO if service.config.engine.model == DEMO else _CHATS, "prompt": _PROMPTS}
+
+
+async def watch_iterations(service: Service, request: Request) -> Response:
+    """Answer with the iterations of the engine as server-sent events.
+
+    Each event holds lines of JSON: `start`, `arrival`, `iteration` or `end`, as in a `LiveTimeline`. An event `dropped`
+    has the number of lines that the engine sent faster than the client read them; a `start` follows. Requests are
+    numbers.
+
+    Raises:
+        ApiError: too many clients watch.
+    """
+    if request.method == "HEAD":  # it has no body, so nothing may be watched for it
+        return Response(headers=HEADERS, media_type="text/event-stream")
+    try:
+        watcher = service.client.feed.watch()
+    except FeedFull:
+        message = "too many pages watch the engine; close one of them"
+        raise ApiError(503, message, code="too_many_watchers") from None
+    return StreamingResponse(_events(watcher), headers=HEADERS, media_type="text/event-stream")
+
+
+async def _events(watcher: Watcher) -> AsyncGenerator[bytes]:
+    with watcher:
+        yield KEEP_ALIVE  # the headers leave at once, also of an idle engine
+        while (news := await watcher.receive(KEEP_ALIVE_SECONDS)) is not None:
+            dropped = b"event: dropped\ndata: %d\n\n" % news.num_dropped if news.num_dropped else b""
+            yield dropped + (_event(news.lines) or KEEP_ALIVE)
+
+
+def _event(lines: bytes) -> bytes:
+    return b"".join([b"data: " + line + b"\n" for line in lines.splitlines()]) + b"\n" if lines else b""

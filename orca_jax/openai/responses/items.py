@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from orca_jax.openai.schema.answers import TokenLogprob, Usage
+from orca_jax.openai.schema.answers import CompletionDetails, TokenLogprob, Usage
 from orca_jax.openai.schema.responses import (
     CallOutput,
     FlatAllowedTools,
@@ -38,12 +38,6 @@ class ShownText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"
     text: str
     logprobs: list[TokenLogprob] = []
     annotations: list[Any] = []
-
-
-class ShownReasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
-    """The text of reasoning."""
-
-    text: str
 
 
 class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
@@ -79,13 +73,13 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
     """What the model wrote before its answer."""
 
     id: str
-    content: list[ShownReasoning]
+    content: list[ReasoningText]
     status: ItemStatus
     summary: list[Any] = []
 
     def as_input(self) -> InputItem:
         """The item for a later call."""
-        return InputReasoning([ReasoningText("reasoning_text", part.text) for part in self.content], None, self.id)
+        return InputReasoning(self.content, None, self.id)
 
 
 type OutputItem = MessageItem | CallItem | ReasoningItem
@@ -98,19 +92,13 @@ class InputDetails(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0  # writing into the prefix cache costs nothing
 
 
-class OutputDetails(msgspec.Struct, frozen=True):
-    """The purpose of the generated tokens."""
-
-    reasoning_tokens: int
-
-
 class ResponseUsage(msgspec.Struct, frozen=True):
     """Token counts of one response."""
 
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: CompletionDetails
     total_tokens: int
 
 
@@ -121,7 +109,7 @@ def response_usage(usage: Usage) -> ResponseUsage:
         usage.prompt_tokens,
         InputDetails(0 if details is UNSET else details.cached_tokens),
         usage.completion_tokens,
-        OutputDetails(0 if generated is UNSET else generated.reasoning_tokens),
+        CompletionDetails(0) if generated is UNSET else generated,
         usage.total_tokens,
     )
 

@@ -21,13 +21,13 @@ from orca_jax.openai.responses.items import (
     RawMessage,
     ReasoningItem,
     ResponseFault,
-    ShownReasoning,
     ShownText,
     new_id,
     response_usage,
 )
 from orca_jax.openai.responses.telemetry import Telemetry
 from orca_jax.openai.schema.answers import TokenLogprob, Usage
+from orca_jax.openai.schema.responses import ReasoningText
 from orca_jax.text.tokenizer import Tokenizer
 from orca_jax.text.tools import OutputPart, Reasoning, ToolCall
 
@@ -170,7 +170,7 @@ class OpenReasoning(_Collected):
 
     def whole(self, status: ItemStatus) -> OutputItem:
         """The item so far."""
-        return ReasoningItem(self.id, [ShownReasoning(self.text())], status)
+        return ReasoningItem(self.id, [ReasoningText("reasoning_text", self.text())], status)
 
 
 def _without_bytes(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The request body of `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -9,6 +8,7 @@ from msgspec import Meta
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.chat import AnswerLimit
 from orca_jax.openai.schema.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from orca_jax.openai.schema.parse import entries
 from orca_jax.openai.schema.sampling import SamplingFields, StopStrings
 from orca_jax.openai.schema.structured import JsonObject
 
@@ -141,29 +141,22 @@ def settle(values: dict[str, Any]) -> list[str]:
     Raises:
         ApiError: a role is unknown, or a block of content is not text for the model.
     """
-    for index, message in _entries(values, "messages"):
+    for index, message in entries(values, "messages"):
         where = f"messages[{index}]"
         role = message.get("role")
         if role is not None and role not in _ROLES:
             raise ApiError(400, f"{where}.role: must be user, assistant or system", f"{where}.role")
-        for at, block in _entries(message, "content"):
+        for at, block in entries(message, "content"):
             _check_block(block, _BLOCKS, f"{where}.content[{at}]")
-            for inner, part in _entries(block, "content"):
+            for inner, part in entries(block, "content"):
                 _check_block(part, frozenset({"text"}), f"{where}.content[{at}].content[{inner}]")
     left_out = []
-    for index, tool in _entries(values, "tools"):
+    for index, tool in entries(values, "tools"):
         kind = tool.get("type")
         if isinstance(kind, str) and kind != "custom":
             values["tools"][index] = None
             left_out.append(f"tools.{kind}")
     return left_out
-
-
-def _entries(values: dict[str, Any], field: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects in a list, with their indices."""
-    found = values.get(field)
-    if isinstance(found, list):
-        yield from ((index, one) for index, one in enumerate(found) if isinstance(one, dict))
 
 
 def _check_block(block: dict[str, Any], known: frozenset[str], where: str) -> None:

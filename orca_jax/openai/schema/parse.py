@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -168,3 +168,10 @@ def _wrong_bias(biases: Mapping[str, object]) -> str | None:
 def _param(path: str) -> str | None:
     """The name of a field: from `$.a[0].b`, or from "`key` in `$.a`". The key of `$.a[...]` is unknown."""
     return path.rpartition("`$")[2].rstrip("`").lstrip(".").replace("[...]", "")[:100] or None
+
+
+def entries(values: Mapping[str, Any], field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in a list of a body, with their indices."""
+    found = values.get(field)
+    if isinstance(found, list):
+        yield from ((index, one) for index, one in enumerate(found) if isinstance(one, dict))

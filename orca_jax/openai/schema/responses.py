@@ -1,6 +1,6 @@
 """The request body of `POST /v1/responses`."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,6 +9,7 @@ from msgspec import Meta
 from orca_jax.openai.errors import ApiError
 from orca_jax.openai.schema.chat import AnswerLimit
 from orca_jax.openai.schema.limits import MAX_MESSAGES, MAX_NAME, MAX_PARTS, MAX_TOOLS
+from orca_jax.openai.schema.parse import entries
 from orca_jax.openai.schema.sampling import CallerId, NumLogprobs, SamplingFields
 from orca_jax.openai.schema.structured import JsonObject, JsonObjectFormat, Name, TextFormat
 
@@ -206,7 +207,7 @@ def settle(values: dict[str, Any]) -> list[str]:
         ApiError: the input has images or files, or `tool_choice` needs a tool that is left out.
     """
     left_out: list[str] = []
-    for index, item in _entries(values, "input"):
+    for index, item in entries(values, "input"):
         if item.get("type") is None:
             kind = "item_reference" if "role" not in item and "id" in item else "message"
             values["input"][index] = {**item, "type": kind}
@@ -214,7 +215,7 @@ def settle(values: dict[str, Any]) -> list[str]:
             _refuse_parts(item, field, f"input[{index}]")
     left_out += _leave_out(values, "input", _ITEMS)
     left_out += _leave_out(values, "tools", _TOOLS)
-    for _, tool in _entries(values, "tools"):
+    for _, tool in entries(values, "tools"):
         left_out += (f"tools.{name}" for name in _leave_out(tool, "tools", _FUNCTIONS))
     choice = values.get("tool_choice")
     if isinstance(choice, dict):
@@ -223,17 +224,10 @@ def settle(values: dict[str, Any]) -> list[str]:
     return left_out
 
 
-def _entries(values: dict[str, Any], field: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects in a list, with their indices."""
-    found = values.get(field)
-    if isinstance(found, list):
-        yield from ((index, one) for index, one in enumerate(found) if isinstance(one, dict))
-
-
 def _leave_out(values: dict[str, Any], field: str, known: Collection[str]) -> list[str]:
     """Replace the objects in a list without a known type by None, and return their names."""
     names = []
-    for index, one in _entries(values, field):
+    for index, one in entries(values, field):
         if isinstance(one.get("type"), str) and one["type"] not in known:
             values[field][index] = None
             names.append(f"{field}.{one['type']}")
@@ -241,7 +235,7 @@ def _leave_out(values: dict[str, Any], field: str, known: Collection[str]) -> li
 
 
 def _refuse_parts(item: dict[str, Any], field: str, where: str) -> None:
-    for index, part in _entries(item, field):
+    for index, part in entries(item, field):
         kind = part.get("type")
         if kind == "text":  # the name of chats
             item[field][index] = {**part, "type": "input_text"}
@@ -256,7 +250,7 @@ def _check_choice(choice: dict[str, Any]) -> None:
     if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
         message = f"tool_choice.type: the server runs no tool of type {kind[:100]!r}; call tools in the client"
         raise ApiError(400, message, "tool_choice.type", code="unsupported_parameter")
-    tools = [tool.get("type") for _, tool in _entries(choice, "tools")]
+    tools = [tool.get("type") for _, tool in entries(choice, "tools")]
     if kind == "allowed_tools" and tools and "function" not in tools:
         message = "tool_choice.tools must have a function; tools of other types are not run by the server"
         raise ApiError(400, message, "tool_choice.tools", code="unsupported_parameter")
