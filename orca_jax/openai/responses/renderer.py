@@ -1,7 +1,8 @@
 """The rendering of a response: its items while they are generated, the events of a stream, and the end."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -35,34 +36,8 @@ type ItemEvent = tuple[str, dict[str, Any]]
 """The type of an event, and its fields without its number and the place of the item."""
 
 
-class OpenItem(Protocol):
-    """An item that is being generated."""
-
-    id: str
-
-    def add_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
-        """Add a piece of text."""
-        ...
-
-    def begin(self) -> list[ItemEvent]:
-        """The events before the first piece."""
-        ...
-
-    def delta(self, text: str, logprobs: Sequence[TokenLogprob]) -> ItemEvent:
-        """The event of a piece."""
-        ...
-
-    def end(self, whole: OutputItem) -> list[ItemEvent]:
-        """The events after the last piece."""
-        ...
-
-    def whole(self, status: ItemStatus) -> OutputItem:
-        """The item so far."""
-        ...
-
-
-class _Collected:
-    """The text of an item, in pieces."""
+class OpenItem(ABC):
+    """An item that is being generated, with its text in pieces."""
 
     def __init__(self, prefix: str) -> None:
         self.id = new_id(prefix)
@@ -76,8 +51,24 @@ class _Collected:
         """The text so far."""
         return "".join(self._texts)
 
+    def begin(self) -> list[ItemEvent]:
+        """The events before the first piece."""
+        return [("response.output_item.added", {"item": self.whole("in_progress")})]
 
-class OpenMessage(_Collected):
+    @abstractmethod
+    def delta(self, text: str, logprobs: Sequence[TokenLogprob]) -> ItemEvent:
+        """The event of a piece."""
+
+    @abstractmethod
+    def end(self, whole: OutputItem) -> list[ItemEvent]:
+        """The events after the last piece."""
+
+    @abstractmethod
+    def whole(self, status: ItemStatus) -> OutputItem:
+        """The item so far."""
+
+
+class OpenMessage(OpenItem):
     """A message in the making."""
 
     def __init__(self) -> None:
@@ -116,17 +107,13 @@ class OpenMessage(_Collected):
         return MessageItem(self.id, [ShownText(self.text(), self._logprobs)], status)
 
 
-class OpenCallItem(_Collected):
+class OpenCallItem(OpenItem):
     """A call of a function in the making."""
 
     def __init__(self, call_id: str, name: FunctionName) -> None:
         super().__init__("fc")
         self._call_id = call_id
         self._name = name
-
-    def begin(self) -> list[ItemEvent]:
-        """The beginning of the item, without arguments."""
-        return [("response.output_item.added", {"item": self.whole("in_progress")})]
 
     def delta(self, text: str, logprobs: Sequence[TokenLogprob]) -> ItemEvent:
         """The event of a piece of the arguments."""
@@ -147,7 +134,7 @@ class OpenCallItem(_Collected):
         return CallItem(self.id, self._call_id, name.name, self.text(), status, namespace)
 
 
-class OpenReasoning(_Collected):
+class OpenReasoning(OpenItem):
     """Reasoning in the making."""
 
     def __init__(self) -> None:
