@@ -147,7 +147,7 @@ def read_stream(call: Exchange) -> Stream:
     if call.failure or status != 200:
         text = b"".join(data for _, data in body).decode(errors="replace")
         raise OrcaError(f"the server answered {status or 'nothing'}: {call.detail or fault or text[:300]}")
-    times, texts, reason = [], [], None
+    times, texts, reason = list[float](), list[str](), None
     for moment, data in events(body):
         if data == b"[DONE]":
             return Stream(times, texts, reason)
