@@ -22,8 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.kernels.matmul import matmul
-from orca_jax.kernels.native import library as native_library
-from orca_jax.kernels.native import load_library, pack, packed_product
+from orca_jax.kernels.native import compiler, load_library, pack, packed_product
 
 LAYERS, DEVICES, VOCABULARY = 12, 2, 50432
 SHAPES = ((768, 2304), (768, 768), (768, 3072), (3072, 768))  # queries, keys and values; out; up; down
@@ -108,7 +107,7 @@ def measure(weights: Weights, rows: int, repeats: int) -> dict[str, float]:
 def use_avx2() -> None:
     """Let XLA and the library use AVX2 alone. Call it before the first use of a device."""
     os.environ["XLA_FLAGS"] = "--xla_cpu_max_isa=AVX2"
-    native_library._OPTIONS = (*native_library._OPTIONS, "-march=x86-64-v3")  # the last option counts
+    compiler.NATIVE = ("-march=x86-64-v3",)
 
 
 def main() -> None:

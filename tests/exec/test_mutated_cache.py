@@ -34,7 +34,7 @@ OTHER_USER = 20002
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.skipif(library._compiler() is None, reason="needs a C compiler")
+@pytest.mark.skipif(library.found_compiler() is None, reason="needs a C compiler")
 def test_no_file_of_the_cache_ends_a_start(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     found: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class Caches:
         self.folder, self.x = folder, jnp.arange(3.0)
         self.store = ProgramStore(str(folder), tensor_mesh(jax.devices()[:1]), "facts")
         self.store.save("double-1", self._lowered().compile())
-        compiler = library._compiler()
+        compiler = library.found_compiler()
         assert compiler is not None
         self.compiler, content = compiler, library._compiled(compiler, None)
         library._compiled = lambda *_: content  # a thousand compilations would take long

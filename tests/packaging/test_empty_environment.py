@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from orca_jax.cli.main import SUBCOMMANDS
+from tests.kernels.native.machine import needs_library
 from tests.project.notebook import run_notebook
 from tests.project.source import ROOT
 from tests.project.test_notebook import pictures, texts
@@ -33,7 +34,7 @@ class Environment:
         """The variables of a program: nothing of this process but the way to the system's programs."""
         return {"PATH": f"{self.bin}:{os.defpath}", "HOME": str(home), "JAX_PLATFORMS": "cpu"}
 
-    def run(self, home: Path, *command: str) -> str:
+    def run(self, home: Path, *command: str | Path) -> str:
         """Standard output of a command, in its home."""
         done = subprocess.run(
             command, cwd=home, env=self.variables(home), capture_output=True, text=True, check=False, timeout=600
@@ -45,7 +46,7 @@ class Environment:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folder = tmp_path_factory.mktemp("environment")
-    return Environment(folder, built_wheel(folder))
+    return Environment(folder, built_wheel(folder, {}))
 
 
 def test_the_command_and_its_subcommands(environment: Environment, tmp_path: Path) -> None:
@@ -66,6 +67,15 @@ def test_what_is_installed(environment: Environment, tmp_path: Path) -> None:
     missing = "import importlib.util as u; print([n for n in ('tests', 'scripts', 'docs', 'pytest') if u.find_spec(n)])"
     assert environment.run(tmp_path, "python", "-c", missing) == "[]\n"
     environment.run(tmp_path, "python", "-m", "pip", "check")
+
+
+@needs_library
+def test_it_has_the_library_in_c(environment: Environment, tmp_path: Path) -> None:
+    """Without a compiler on the path, for the platform that the name of the wheel has."""
+    assert [file.stat().st_size < 8_000_000 for file in environment.folder.glob("*-manylinux_2_*_x86_64.whl")] == [True]
+    program = "from orca_jax.kernels.native import load_library; print(load_library(None).name)"
+    done = environment.run(tmp_path, "env", f"PATH={environment.bin}", environment.bin / "python", "-c", program)
+    assert done.endswith("-built\n")
 
 
 @needs_demo

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.kv_pages import HeadMajorPages, RowArrays
-from orca_jax.kernels.native.library import ATTENTION
+from orca_jax.kernels.native.compiler import ATTENTION
 
 
 def attend_in_c(

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.native.library import FEW_BITS_PRODUCTS, Library
+from orca_jax.kernels.native.compiler import FEW_BITS_PRODUCTS
+from orca_jax.kernels.native.library import Library
 from orca_jax.kernels.native.products import first_layer
 
 INPUTS = 32

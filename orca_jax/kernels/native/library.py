@@ -1,4 +1,4 @@
-"""The library of the C files here: compiled by the C compiler of this machine, once for each processor, and registered.
+"""The library of the C files here: that of the wheel, or one that the C compiler of this machine makes, registered.
 
 XLA's own products on a CPU arrange the matrix anew in each launch, and no form of plain XLA reads a matrix once at the
 memory's speed (docs/decisions.md, "Launches and programs"). Attention of increments by XLA is many small operations
@@ -11,42 +11,52 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from orca_jax.cache_files import read_file, write_file
+from orca_jax.kernels.native.compiler import (
+    ATTENTION,
+    COMPILERS,
+    FEW_BITS_PRODUCTS,
+    FUNCTIONS,
+    NEEDED,
+    OPTIONS,
+    PACKED_PRODUCTS,
+    compiled,
+    found_compiler,
+    names_for,
+    native_parts,
+    source_texts,
+    unsealed,
+    version,
+    wheel_file,
+)
 from orca_jax.processor import all_cpu_flags, cpu_name
 
 logger = logging.getLogger(__name__)
 
-PACKED_PRODUCTS = "orca_jax_packed_products"
-FEW_BITS_PRODUCTS = "orca_jax_few_bits_products"
-ATTENTION = "orca_jax_attention"
-_COMPILERS = ("cc", "gcc", "clang")
-_OPTIONS: tuple[str, ...] = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC")
-_NEEDED = frozenset({"avx2", "fma", "f16c"})  # extensions of the processor, at least
-_COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
-_SOURCES = Path(__file__).parent
 _TARGETS = (PACKED_PRODUCTS, FEW_BITS_PRODUCTS, ATTENTION)
-_FUNCTIONS = (
-    *_TARGETS, "orca_jax_width", "orca_jax_has_bfloat16", "orca_jax_ask_for_amx",
-)  # fmt: skip
+_NAMES = {name: name for names in FUNCTIONS.values() for name in names}
 _MEMORY_NAME = "orca-jax-native"
 
 
 class _AbsentError(Exception):
     """The reason why this machine has no library."""
+
+
+class _Opened(NamedTuple):
+    """A library in this process."""
+
+    functions: Mapping[str, Any]  # by their names in C
+    name: str
 
 
 class Library(NamedTuple):
@@ -64,13 +74,13 @@ _lock = threading.Lock()
 
 
 def load_library(directory: str | None) -> Library | None:
-    """Compile the library if no earlier start has, register it, and return it; None if this machine has none.
+    """Find the library or compile it, register it, and return it; None if this machine has none.
 
     The log has the reason if it is None.
 
     Args:
-        directory: keeps the library, as it keeps compiled programs; None compiles it at each start, and so does one
-            that cannot be written. The first library of a process serves all its engines.
+        directory: keeps a library that is compiled, as it keeps compiled programs; None compiles it at each start, and
+            so does one that cannot be written. The first library of a process serves all its engines.
     """
     try:
         return require_library(directory)
@@ -86,7 +96,7 @@ def require_library(directory: str | None) -> Library:
     with _lock:
         if not _registered:
             _check_machine()
-            _registered.append(_register(*_open(_compiler(), directory)))
+            _registered.append(_register(_from_wheel() or _open(found_compiler(), directory)))
         return _registered[0]
 
 
@@ -94,24 +104,34 @@ def _check_machine() -> None:
     """Raise _AbsentError on a machine without the instructions of the library."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise _AbsentError(f"it needs Linux on x86, and this is {sys.platform} on {platform.machine()}")
-    if lacking := _NEEDED.difference(all_cpu_flags()):
+    if lacking := set(NEEDED).difference(all_cpu_flags()):
         raise _AbsentError(f"the processor has no {' and no '.join(sorted(lacking))}")
 
 
-def _compiler() -> str | None:
-    return next(filter(None, map(shutil.which, _COMPILERS)), None)
-
-
-def _register(library: ctypes.CDLL, name: str) -> Library:
+def _register(opened: _Opened) -> Library:
     """Make the products known to XLA, which takes each name once."""
+    found = opened.functions
     for target in _TARGETS:
-        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[target]), platform="cpu")
-    types = bool(library.orca_jax_has_bfloat16()), bool(library.orca_jax_ask_for_amx())
-    return Library(library.orca_jax_width(), *types, name)
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(found[target]), platform="cpu")
+    types = bool(found["orca_jax_has_bfloat16"]()), bool(found["orca_jax_ask_for_amx"]())
+    return Library(found["orca_jax_width"](), *types, opened.name)
 
 
-def _open(compiler: str | None, directory: str | None) -> tuple[ctypes.CDLL, str]:
-    """Open the library of the directory, or compile it. Return it with its name.
+def _from_wheel() -> _Opened | None:
+    """The library of these C files that came with this package; None if there is none. The log names a bad one."""
+    file = wheel_file()
+    if not file.exists():
+        return None
+    try:
+        made = _loaded(unsealed(file.read_bytes()))
+        return _Opened(_functions(made, names_for(all_cpu_flags())), f"native-{_facts()}-built")
+    except (OSError, ValueError) as error:
+        logger.warning("the library in C %s of this package is not used: %s", file, error)
+        return None
+
+
+def _open(compiler: str | None, directory: str | None) -> _Opened:
+    """Open the library of the directory, or compile it.
 
     A new library is kept if the directory can be written. Without a compiler the newest library of this code, processor
     and version of JAX is opened.
@@ -120,33 +140,38 @@ def _open(compiler: str | None, directory: str | None) -> tuple[ctypes.CDLL, str
         _AbsentError: there is no compiler, and no library is kept.
     """
     folder, stem = None if directory is None else Path(directory), f"native-{_facts()}"
-    name = stem if compiler is None else f"{stem}-{_version(compiler)}"
+    name = stem if compiler is None else f"{stem}-{version(compiler)}"
     if folder is not None:
         files = [folder / f"{name}.so"] if compiler is not None else _newest_first(folder.glob(f"{stem}-*.so"))
         for file in files:
-            if (library := _kept(file)) is not None:
-                return library, file.stem
+            if (functions := _kept(file)) is not None:
+                return _Opened(functions, file.stem)
     if compiler is None:
-        raise _AbsentError(f"no C compiler is installed ({', '.join(_COMPILERS)}), and none is kept in {directory}")
+        reason = f"no C compiler is installed ({', '.join(COMPILERS)}), none is kept in {directory}"
+        raise _AbsentError(f"{reason}, and none came with this package")
     content = _compiled(compiler, folder)
     if folder is not None:
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_file(folder / f"{name}.so", content)
-    return _loaded(content), name
+    return _Opened(_functions(_loaded(content), _NAMES), name)
+
+
+def _compiled(compiler: str, folder: Path | None) -> bytes:
+    return compiled(compiler, native_parts(), jax.ffi.include_dir(), folder)
+
+
+def _functions(library: ctypes.CDLL, names: Mapping[str, str]) -> Mapping[str, Any]:
+    """The functions of a library, by their names in C. Raises ValueError if one is missing."""
+    if missing := [name for name in names.values() if not hasattr(library, name)]:
+        raise ValueError(f"it has no function {missing[0]}")
+    return {function: library[name] for function, name in names.items()}
 
 
 def _facts() -> str:
     """A digest of everything that the library follows from, apart from the compiler."""
-    sources = [file.read_bytes() for file in sorted(_SOURCES.glob("*.[ch]"))]
-    facts = sources, _OPTIONS, cpu_name(), all_cpu_flags(), jax.__version__
+    facts = source_texts(), OPTIONS, cpu_name(), all_cpu_flags(), jax.__version__
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-
-
-def _version(compiler: str) -> str:
-    """A digest of the compiler's version. Its path may stay the same when it is replaced by a newer one."""
-    first = _run([compiler, "--version"], _VERSION_SECONDS).partition("\n")[0].removeprefix(Path(compiler).name)
-    return hashlib.sha256(first.encode()).hexdigest()[:8]
 
 
 def _newest_first(files: Iterable[Path]) -> list[Path]:
@@ -157,21 +182,16 @@ def _newest_first(files: Iterable[Path]) -> list[Path]:
     return [file for _, file in sorted(dated, reverse=True)]
 
 
-def _kept(file: Path) -> ctypes.CDLL | None:
-    """A kept library; None if there is none, or one that must not be used. The log names a bad one."""
+def _kept(file: Path) -> Mapping[str, Any] | None:
+    """Functions of a kept library; None if there is none, or one that must not be used. The log names a bad one."""
     try:
-        library = _loaded(read_file(file))
+        return _functions(_loaded(read_file(file)), _NAMES)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        reason = str(error)
-    else:
-        missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
-        if not missing:
-            return library
-        reason = f"it has no function {missing[0]}"
-    logger.warning("the library in C %s is not used: %s; it is compiled again if there is a compiler", file, reason)
-    return None
+        message = "the library in C %s is not used: %s; it is compiled again if there is a compiler"
+        logger.warning(message, file, error)
+        return None
 
 
 def _loaded(content: bytes) -> ctypes.CDLL:
@@ -185,50 +205,6 @@ def _loaded(content: bytes) -> ctypes.CDLL:
         file.write(content)
         file.flush()
         return ctypes.CDLL(file.name)  # it stays open when its file is removed
-
-
-def _compiled(compiler: str, folder: Path | None) -> bytes:
-    """A new library. It is made in the folder, and if that fails in the temporary one: either may be full or closed."""
-    try:
-        return _compiled_in(compiler, folder)
-    except (OSError, subprocess.CalledProcessError):
-        if folder is None:
-            raise
-        return _compiled_in(compiler, None)
-
-
-def _compiled_in(compiler: str, folder: Path | None) -> bytes:
-    if folder is not None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as beside:
-        # The compiler's own files go there too: a container may have no other folder that can be written.
-        command = ["env", f"TMPDIR={beside}", compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}"]
-        parts = {str(source): f"{beside}/{source.stem}.o" for source in _SOURCES.glob("*.c")}
-        lines = [[*command, "-c", source, "-o", part] for source, part in parts.items()]
-        with ThreadPoolExecutor(len(lines)) as threads:
-            list(threads.map(partial(_run, seconds=_COMPILE_SECONDS), lines))
-        made = Path(beside) / "native.so"
-        _run([*command, "-shared", *sorted(parts.values()), "-o", str(made)], _COMPILE_SECONDS)
-        return made.read_bytes()
-
-
-def _run(command: list[str], seconds: float) -> str:
-    """The output of a command. At the end of its time it ends, and so do all processes that it has started.
-
-    Raises:
-        SubprocessError: it failed, or its time is over.
-    """
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
-        try:
-            output, errors = process.communicate(timeout=seconds)
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command, output, errors)
-    return str(output)
 
 
 def _last_line(error: Exception) -> str:

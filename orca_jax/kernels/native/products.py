@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.native.library import PACKED_PRODUCTS, Library
+from orca_jax.kernels.native.compiler import PACKED_PRODUCTS
+from orca_jax.kernels.native.library import Library
 
 
 def can_pack(library: Library, inputs: int, outputs: int, dtype: jnp.dtype) -> bool:

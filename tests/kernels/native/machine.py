@@ -26,8 +26,7 @@ def run_cases(name: str, options: tuple[str, ...], folder: Path) -> None:
     """Compile a program of this folder with these options, instead of those for this processor, and run it."""
     program = folder / "cases"
     folders = [f"-I{jax.ffi.include_dir()}", f"-I{Path(library.__file__).parent}"]
-    command = ["cc", *library._OPTIONS[:4], *options, *folders, str(Path(__file__).with_name(name))]
-    command = [each for each in command if each != "-march=native" or each in options]
+    command = ["cc", *library.OPTIONS[:3], *options, *folders, str(Path(__file__).with_name(name))]
     subprocess.run([*command, "-o", str(program), "-lm"], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr

@@ -21,7 +21,8 @@ TARGET = "test_product_with_amx"
 
 
 def compiled(path: Path, *options: str) -> Path:
-    command = ["cc", *library._OPTIONS, "-shared", *options, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(path)]
+    options = ("-march=native", *options, "-shared", f"-I{jax.ffi.include_dir()}")
+    command = ["cc", *library.OPTIONS, *options, str(SOURCE), "-o", str(path)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return path
 
@@ -94,7 +95,7 @@ def test_no_rows_configure_no_registers(tmp_path: Path) -> None:
         "  return 0;\n"
         "}\n"
     )
-    options = [option for option in library._OPTIONS if option not in ("-shared", "-fPIC")]
-    command = ["cc", *options, "-include", str(EMULATED), f"-I{jax.ffi.include_dir()}", str(program)]
+    options = ("-march=native", "-include", str(EMULATED), f"-I{jax.ffi.include_dir()}")
+    command = ["cc", *library.OPTIONS[:3], *options, str(program)]
     subprocess.run([*command, "-o", str(tmp_path / "no_rows")], check=True, capture_output=True, text=True)
     assert subprocess.run([str(tmp_path / "no_rows")], check=False).returncode == 0

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 
 from orca_jax.cache_files import read_file, write_file
+from orca_jax.kernels.native import compiler as parts
 from orca_jax.kernels.native import library, load_library
 from tests.kernels.native.machine import FOUND, library_of, needs_library
 
@@ -22,7 +24,7 @@ OTHER = "int orca_jax_other(void) { return 1; }"
 def content() -> bytes:
     """A library, compiled."""
     library_of()  # or skip
-    compiler = library._compiler()
+    compiler = library.found_compiler()
     assert compiler is not None
     return library._compiled(compiler, None)
 
@@ -44,13 +46,12 @@ def compiled(content: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Path | Non
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has no library yet, and does not register another one with XLA, which takes each name once."""
     monkeypatch.setattr(library, "_registered", [])
-    monkeypatch.setattr(library, "_register", lambda opened, name: library_of()._replace(name=name))
+    monkeypatch.setattr(library, "_register", lambda opened: library_of()._replace(name=opened.name))
 
 
-def opened(folder: Path, compiler: str | None = "cc") -> ctypes.CDLL:
-    found, _ = library._open(compiler, str(folder))
-    assert found.orca_jax_width() == library_of().width
-    return found
+def opened(folder: Path, compiler: str | None = "cc") -> None:
+    found = library._open(compiler, str(folder))
+    assert found.functions["orca_jax_width"]() == library_of().width
 
 
 def kept(folder: Path) -> Path:
@@ -166,7 +167,7 @@ def test_a_compiler_that_fails_is_named_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = script(tmp_path / "cc", "echo a bad option >&2; exit 1")
-    monkeypatch.setattr(library.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(parts.shutil, "which", lambda name: compiler)
     with caplog.at_level(logging.WARNING):
         assert load_library(str(tmp_path / "programs")) is None
     assert caplog.messages == ["products are those of XLA, since the library in C cannot be used: a bad option"]
@@ -177,7 +178,7 @@ def test_a_compiler_that_fails_is_named_in_the_log(
 def test_a_compiler_that_hangs_ends_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = tmp_path / "child"
     compiler = script(tmp_path / "cc", f"sleep 300 & echo $! > {child}; wait")
-    monkeypatch.setattr(library, "_COMPILE_SECONDS", 2.0)
+    monkeypatch.setattr(parts, "COMPILE_SECONDS", 2.0)
     begun = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         library._compiled(compiler, tmp_path)
@@ -207,7 +208,7 @@ def test_without_a_compiler_the_newest_kept_library_is_used(
     opened(tmp_path)
     own = kept(tmp_path)
     stem = own.stem.rpartition("-")[0]
-    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(parts.shutil, "which", lambda name: None)
     for age, version in ((300, "old"), (200, "newer"), (100, "damaged")):
         file = tmp_path / f"{stem}-{version}.so"
         write_file(file, content)
@@ -221,6 +222,65 @@ def test_without_a_compiler_the_newest_kept_library_is_used(
 
 
 @needs_library
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_library_of_a_wheel_comes_first(
+    is_whole: bool,
+    tmp_path: Path,
+    compiled: list[Path | None],
+    content: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    whole = parts.sealed(content)
+    (tmp_path / "built.so").write_bytes(whole if is_whole else whole[:1000])
+    monkeypatch.setattr(library, "wheel_file", lambda: tmp_path / "built.so")
+    monkeypatch.setattr(library, "names_for", lambda flags: library._NAMES)
+    found = load_library(str(tmp_path / "programs"))
+    assert found is not None and found.name.endswith("-built") == is_whole and len(compiled) == (not is_whole)
+    assert [message for message in caplog.messages if "built.so of this package is not used" in message] == (
+        [] if is_whole else caplog.messages
+    )
+
+
+def test_a_wheel_has_each_c_file_for_several_processors() -> None:
+    """The functions for a processor are those with the largest set of instructions that it has."""
+
+    def numbers(*more: str) -> list[str]:
+        names = parts.names_for([*parts.NEEDED, *more])
+        return [names[name][-1] for name in (parts.ATTENTION, parts.FEW_BITS_PRODUCTS, parts.PACKED_PRODUCTS)]
+
+    avx512 = "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"
+    assert numbers() == numbers("avx512f", "avx512_bf16") == ["0", "0", "0"]
+    assert numbers(*avx512) == ["1", "1", "1"] and numbers(*avx512, "avx512_vnni") == ["1", "2", "1"]
+    assert numbers(*avx512, "avx512_vnni", "avx512_bf16") == ["1", "2", "2"]
+    assert numbers(*avx512, "amx_tile", "avx512_bf16", "amx_bf16") == ["1", "1", "3"]
+    assert ("product", 3, "-mamx-bf16") in [(part.source, part.level, part.options[-1]) for part in parts.wheel_parts()]
+
+
+def test_other_c_files_have_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = parts.wheel_file()
+    assert first.parent == parts.SOURCES and parts.wheel_file() == first
+    monkeypatch.setattr(parts, "source_texts", lambda: [b"edited"])
+    assert parts.wheel_file() != first
+
+
+@needs_library
+@pytest.mark.slow
+def test_the_library_for_all_processors(tmp_path: Path) -> None:
+    """It has all functions, and those for this processor are of the same width as one compiled here."""
+    (tmp_path / "built.so").write_bytes(
+        parts.compiled("cc", parts.wheel_parts(), jax.ffi.include_dir(), None),
+    )
+    made = ctypes.CDLL(str(tmp_path / "built.so"))
+    for part in parts.wheel_parts():
+        assert all(hasattr(made, f"{name}_{part.level}") for name in parts.FUNCTIONS[part.source])
+    found = library._functions(made, parts.names_for(library.all_cpu_flags()))
+    assert found["orca_jax_width"]() == library_of().width
+    assert bool(found["orca_jax_has_bfloat16"]()) == library_of().has_bfloat16
+
+
+@needs_library
 def test_all_engines_of_a_process_have_the_same_library(tmp_path: Path) -> None:
     """XLA takes each name once."""
     assert load_library(str(tmp_path)) == FOUND
@@ -231,7 +291,7 @@ def test_all_engines_of_a_process_have_the_same_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lacking", "reason"),
     [
-        ("compiler", "no C compiler is installed (cc, gcc, clang), and none is kept in"),
+        ("compiler", "no C compiler is installed (cc, gcc, clang), none is kept in"),
         ("flags", "the processor has no avx2 and no f16c and no fma"),
         ("system", "it needs Linux on x86, and this is darwin on"),
         ("processor", "it needs Linux on x86, and this is linux on aarch64"),
@@ -244,7 +304,7 @@ def test_machines_without_the_library_say_why(
     monkeypatch.setattr(library.platform, "machine", lambda: "aarch64" if lacking == "processor" else "x86_64")
     monkeypatch.setattr(library, "all_cpu_flags", lambda: ["sse2"] if lacking == "flags" else ["avx2", "f16c", "fma"])
     if lacking == "compiler":
-        monkeypatch.setattr(library.shutil, "which", lambda name: None)
+        monkeypatch.setattr(parts.shutil, "which", lambda name: None)
     with caplog.at_level(logging.INFO):
         assert load_library(str(tmp_path)) is None
     (message,) = caplog.messages

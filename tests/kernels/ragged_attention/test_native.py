@@ -153,7 +153,8 @@ def vectors(
 @cache
 def register_avx2(path: Path) -> None:
     source = Path(library.__file__).with_name("attention.c")
-    command = ["cc", *library._OPTIONS, "-march=haswell", f"-I{jax.ffi.include_dir()}", str(source), "-o", str(path)]
+    options = [*library.OPTIONS, "-march=haswell", "-shared", f"-I{jax.ffi.include_dir()}"]
+    command = ["cc", *options, str(source), "-o", str(path)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     made = ctypes.CDLL(str(path))
     jax.ffi.register_ffi_target("test_attention_avx2", jax.ffi.pycapsule(made.orca_jax_attention), platform="cpu")
