@@ -15,6 +15,7 @@ START_PHASES: tuple[StartPhase, ...] = get_args(StartPhase)
 # There is little cyclic garbage, and a collection walks all requests: with Python's own thresholds and a thousand of
 # them, collections take a twentieth of an engine's time and a twelfth of a front end's, and delay the slowest tokens.
 RARE_COLLECTIONS = (100_000, 20, 20)
+LOADING_SILENCE = 60.0  # seconds; loading and compiling may hold the interpreter lock for long
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from orca_jax.cluster.digest import Digests
 from orca_jax.cluster.messages import Report, WorkerBeat
-
-LOADING_SILENCE = 60.0  # seconds; loading and compiling may hold the interpreter lock for long
+from orca_jax.startup import LOADING_SILENCE
 
 
 @dataclass(slots=True)

@@ -26,9 +26,8 @@ from orca_jax.cluster.messages import (
     encode,
 )
 from orca_jax.cluster.sockets import Change, ConnectionMonitor, place, resolve, worker_socket
-from orca_jax.cluster.watch import LOADING_SILENCE
 from orca_jax.errors import ConfigError
-from orca_jax.startup import ClusterConfig
+from orca_jax.startup import LOADING_SILENCE, ClusterConfig
 
 BEAT_SECONDS = 0.5
 TICK_SECONDS = 0.25

@@ -14,9 +14,9 @@ from orca_jax.link.process_link import EngineLink
 from orca_jax.link.watch import STEP_FLOOR, ProgressWatch
 from orca_jax.link.wire import FromEngine, Heartbeat, Phase, Ready
 from orca_jax.server_config import ServerConfig
+from orca_jax.startup import LOADING_SILENCE
 
 TICK_SECONDS = 0.25
-LOADING_SILENCE = 60.0  # seconds; loading and compiling may hold the interpreter lock for long
 MAX_FAILURES = 5  # within FAILURE_WINDOW; then no engine is started any more
 FAILURE_WINDOW = 300.0  # seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between an end and the next start; doubles each time

@@ -2,13 +2,14 @@
 
 import contextlib
 import logging
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from orca_jax.engine import Engine
 from orca_jax.errors import EngineError
-from orca_jax.llm.interrupts import interrupt_later
 from orca_jax.llm.open_requests import OpenCandidate
 from orca_jax.request import RequestUpdate
 
@@ -157,3 +158,20 @@ class Turns:
                 self._engine.abort(request_id)
         while not self.open and self._engine.has_work:
             self._step()
+
+
+@contextlib.contextmanager
+def interrupt_later() -> Iterator[None]:
+    """Delay Ctrl-C until the iteration is complete, so that the engine can be used afterwards."""
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    interrupts: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *details: interrupts.append(details))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if interrupts:
+            previous(*interrupts[0])

@@ -12,8 +12,7 @@ from orca_jax.errors import ConfigError, RequestError
 from orca_jax.link.errors import LinkError
 from orca_jax.openai.errors import ApiError, api_error
 from orca_jax.openai.model import Service
-from orca_jax.openai.schema.adapters import load_parser, unload_parser
-from orca_jax.openai.schema.weights import UpdatedWeights, update_weights_parser
+from orca_jax.openai.schema.admin import UpdatedWeights, load_parser, unload_parser, update_weights_parser
 from orca_jax.serve.access import Access, read_key_file
 from orca_jax.serve.handlers import read_request, report_ignored
 from orca_jax.serve.models import json_response

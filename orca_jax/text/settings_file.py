@@ -19,11 +19,10 @@ def read_settings(path: Path, param: str, limit: int = MAX_SETTINGS_BYTES) -> Ma
     """
     if not path.exists():
         return {}
+    text = read_text(path, limit, param)
     try:
-        value = json_value(read_text(path, limit, param), parse_constant=_no_number)
+        value = json_value(text, parse_constant=_no_number)
     except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{path} is not valid JSON: {error}", param=param) from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object", param=param)

@@ -4,7 +4,8 @@ import pytest
 
 from orca_jax.cluster.digest import Digests
 from orca_jax.cluster.messages import Report, WorkerBeat
-from orca_jax.cluster.watch import LOADING_SILENCE, WorkerWatch
+from orca_jax.cluster.watch import WorkerWatch
+from orca_jax.startup import LOADING_SILENCE
 
 TIMEOUT = 5.0
 

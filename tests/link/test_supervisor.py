@@ -12,10 +12,11 @@ from orca_jax.config import EngineConfig
 from orca_jax.errors import ConfigError, EngineDeadError
 from orca_jax.link.client import EngineClient
 from orca_jax.link.process_link import EngineLink
-from orca_jax.link.supervisor import LOADING_SILENCE, MAX_FAILURES, HangDetector, Supervisor
+from orca_jax.link.supervisor import MAX_FAILURES, HangDetector, Supervisor
 from orca_jax.link.watch import STEP_FLOOR
 from orca_jax.link.wire import EngineAnswer, EngineCall, Failed, Heartbeat, LoadAdapter, Message, Ready, encode
 from orca_jax.server_config import ServerConfig
+from orca_jax.startup import LOADING_SILENCE
 
 CONFIG = ServerConfig(heartbeat_timeout=3, load_timeout=100)
 READY = Ready("", "byte", vocab_size=257, max_model_len=64, n_slots=1000, num_rows=2)

@@ -2,15 +2,16 @@
 
 import asyncio
 import dataclasses
+import itertools
 import math
+import random
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from orca_jax.bench.online.answers import CallOutcome, read_outcome
-from orca_jax.bench.online.arrivals import arrival_times
 from orca_jax.bench.online.exchange import Exchange, exchange
 from orca_jax.bench.online.server import RemoteTarget
 from orca_jax.bench.online.settings import OpenLoopSettings
@@ -66,6 +67,27 @@ def make_load(settings: OpenLoopSettings, rate: float | None, max_model_len: int
     if has_times:
         return workload
     return [dataclasses.replace(request, arrival=at) for request, at in zip(workload, times, strict=True)]
+
+
+def arrival_times(rate: float, burstiness: float, seed: int) -> Iterator[float]:
+    """Yield arrival times in seconds without end, in order; the first one is 0.
+
+    The gaps follow a gamma distribution, as in `vllm bench serve`. Equal seeds give the same pattern at every rate.
+
+    Args:
+        rate: requests per second; infinite: all at once.
+        burstiness: shape of the distribution. 1: a Poisson process; below 1: bursts; infinite: equal gaps.
+        seed: seed of the gaps.
+    """
+    if math.isinf(rate):
+        yield from (0.0 for _ in itertools.count())
+    if math.isinf(burstiness):
+        yield from (index / rate for index in itertools.count())
+    gaps = random.Random(f"arrivals-{seed}")
+    now = 0.0
+    while True:
+        yield now
+        now += gaps.gammavariate(burstiness, 1 / (rate * burstiness))
 
 
 def run_load(target: RemoteTarget, planned: Sequence[WorkloadRequest], timeout: float) -> SentLoad:

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from orca_jax.bench.online.arrivals import arrival_times
+from orca_jax.bench.online.load import arrival_times
 
 
 def gaps(rate: float, burstiness: float, seed: int = 0, count: int = 4001) -> list[float]:

@@ -1,4 +1,4 @@
-"""`POST /update_weights_from_disk`, with the names of SGLang."""
+"""The bodies of calls that change adapters, with the names of vLLM, and weights, with those of SGLang."""
 
 from typing import Annotated
 
@@ -6,10 +6,23 @@ import msgspec
 from msgspec import Meta
 
 from orca_jax.openai.schema.parse import BodyParser
-from orca_jax.openai.schema.unused import UnusedField
+from orca_jax.openai.schema.unused import ADAPTER, UnusedField
 
 MAX_VERSION = 2**63 - 1
 _ALWAYS = UnusedField("the prefix cache is always emptied", (True,))
+
+
+class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/load_lora_adapter`."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/unload_lora_adapter`."""
+
+    lora_name: str
 
 
 class UpdateWeightsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,3 +49,5 @@ class UpdatedWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 update_weights_parser = BodyParser(UpdateWeightsRequest, {"flush_cache": _ALWAYS})
+load_parser = BodyParser(LoadAdapterRequest, ADAPTER)
+unload_parser = BodyParser(UnloadAdapterRequest, ADAPTER)
