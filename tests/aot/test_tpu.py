@@ -15,7 +15,7 @@ from orca_jax.exec.cache import workspace_bytes
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import config_from_hf, read_model_config
 from tests.aot.compilers import skip_without
-from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL
+from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL, TOKENS
 from tests.aot.table import recorded_rows, slow_but
 from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_sampler, compile_step, compile_write
 
@@ -171,7 +171,7 @@ def test_step_of_layers_with_several_windows(generation: str) -> None:
     [
         *(("v6e", 1, name, 64) for name in SMALL),
         *(
-            pytest.param(generation, PUBLISHED[name][generation], name, 64, marks=pytest.mark.slow)
+            pytest.param(generation, PUBLISHED[name][generation], name, TOKENS[name], marks=pytest.mark.slow)
             for generation in ("v5e", "v6e")
             for name in PUBLISHED
         ),

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from orca_jax.assembly.executor import arrange
 from orca_jax.assembly.resolve import can_view
 from orca_jax.cache_spec import form_groups
 from orca_jax.config import CacheConfig, ExecutorConfig, ModelConfig, PageDType
@@ -24,6 +25,7 @@ from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, needs
 from orca_jax.kernels.kv_write import write_kv
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.kernels.ragged_attention.tpu.attention import ragged_attention_tpu
+from orca_jax.model.block import Block
 from orca_jax.model.load import abstract_decoder, tensor_mesh
 from orca_jax.model.sharding import on_shards
 from orca_jax.model.transformer import Decoder
@@ -172,14 +174,16 @@ def compile_step(
     cache = CacheConfig(groups, (num_pages,) * pools, 128, cache_dtype, "token_major", num_states)
     config = ExecutorConfig("bfloat16", chips, (tokens,), rows, max_model_len, cache)
     decoder: Decoder = nnx.merge(*abstract_decoder(model, "bfloat16", mesh))
+    arrange("tpu", decoder)
     programs = Programs(decoder, config, mesh)
     state = programs._state()
     compiled = compile_one(
         programs._lower_layers(tokens, state), compiler_options("tpu", mesh.devices.flat[0].device_kind)
     )
-    # Only stacked matrices and experts: vectors, small matrices and the table of positions have sizes of activations.
-    most = tokens * model.embed_dim
-    matrices = [each for each in programs.weights if len(each.shape) > 2 and math.prod(each.shape[1:]) > most]
+    # Matrices alone: vectors, small matrices and the table of positions have sizes of activations.
+    most, is_stacked = tokens * model.embed_dim, isinstance(decoder.blocks, Block)
+    shapes = [(each, each.shape[1:] if is_stacked or len(each.shape) > 2 else each.shape) for each in programs.weights]
+    matrices = [each for each, shape in shapes if len(shape) > 1 and math.prod(shape) > most]
     pages, states = on_one_device(state.caches)
     return read(compiled, pages, matrices, jax.tree.leaves(states)), bytes_of((pages, states))
 
