@@ -36,7 +36,7 @@ HYBRIDS = (
 )
 KINDS: tuple[Quantization, ...] = ("int8", "int4")
 CASES = [(family, kind) for kind in KINDS for family in FAMILIES]
-STAYS_PLAIN = re.compile(r"(router|shared\.weight|conv\.weight|attention\.up|choice_bias|taps|scale|sinks)$|bias")
+STAYS_PLAIN = re.compile(r"(router|shared\.weight|short_conv\.kernel|attention\.up|choice_bias|taps|scale|sinks)$|bias")
 
 
 def pair(folder: Path, kind: Quantization) -> tuple[Decoder, Decoder]:
