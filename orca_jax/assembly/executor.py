@@ -19,6 +19,7 @@ from orca_jax.exec.stage import StageModel
 from orca_jax.kernels.native import Library
 from orca_jax.model.block import Block
 from orca_jax.model.load import KeepBits, Loading, prepare_load, tensor_mesh
+from orca_jax.model.sharding import keep_order
 from orca_jax.model.stages import spans
 from orca_jax.model.transformer import Decoder
 from orca_jax.progress import progress_bar
@@ -216,3 +217,5 @@ def arrange(platform: str, decoder: Decoder, library: Library | None = None) -> 
     )
     if not is_read_in_place:
         decoder.unstack(switched=platform == "cpu" and is_uniform)
+    if platform == "tpu":
+        keep_order(decoder)

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+import jax
 from flax import nnx
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from orca_jax.config import ModelConfig
@@ -37,6 +39,22 @@ MESH_AXES: Mapping[str, str | None] = {
 def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
     """The mesh axes of an array with the logical `axes`; None for an axis that is never split."""
     return PartitionSpec(*(None if axis is None else MESH_AXES[axis] for axis in axes))
+
+
+def keep_order(module: nnx.Module) -> None:
+    """Keep tables and the experts of separate layers, or their shapes, in the usual order of axes in memory.
+
+    The order that XLA prefers on a TPU depends on sizes. Where it is another one, as for widths that are no multiple
+    of 128, each step would copy the arrays.
+    """
+    for _, variable in nnx.iter_graph(module):
+        if isinstance(variable, nnx.Param) and variable.get_metadata("axes", ())[:1] in (("vocab",), ("experts",)):
+            value = variable.get_value()
+            place = Format(Layout(tuple(range(len(value.shape)))), value.sharding)
+            if isinstance(value, jax.Array):
+                variable.set_value(jax.device_put(value, place))
+            else:
+                variable.set_value(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place))
 
 
 HEADS_SPEC = partition_spec((None, "heads", None))

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -222,19 +221,12 @@ def _no_rotation(layer: Index) -> None:
 
 
 def _layer_of(stack: jax.Array | jax.ShapeDtypeStruct, index: int) -> jax.Array | jax.ShapeDtypeStruct:
-    """One layer of stacked values, or its shape.
-
-    The order of axes in memory that a TPU prefers depends on sizes. Products with experts need the usual one, or each
-    of them would copy its matrices.
-    """
-    is_relaid = len(stack.shape) == 4 and next(iter(stack.sharding.device_set)).platform == "tpu"  # type: ignore[union-attr]
-    usual = Layout((0, 1, 2)) if is_relaid else None
+    """One layer of stacked values, or its shape."""
     if isinstance(stack, jax.Array):
-        layer = stack[index]
-        return layer if usual is None else jax.device_put(layer, Format(usual, layer.sharding))
+        return stack[index]
     assert isinstance(stack.sharding, NamedSharding)
     sharding = NamedSharding(stack.sharding.mesh, PartitionSpec(*stack.sharding.spec[1:]))
-    return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, sharding=Format(usual, sharding))
+    return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype, sharding=sharding)
 
 
 class LayersRun[Cache]:

@@ -207,4 +207,7 @@ def test_step_with_states(card: str, chips: int, name: str, tokens: int, ptxas: 
     assert found.alias == cache_bytes + 4 * 64 * 1024, "pages or states are not updated in place"
     assert not found.copies
     assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, "the engine reserves less"
+    if name in PUBLISHED and model.experts is not None:
+        one = 2 * model.experts.count * model.embed_dim * model.mlp_dim // chips
+        assert found.temp < one, "matrices of all experts were copied"
     rows.append([f"step, {name}", card if chips == 1 else f"{card} x {chips}", str(tokens), *found.cells])

@@ -16,7 +16,7 @@ from orca_jax.model.checkpoint import save_decoder
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, load_decoder, random_decoder
 from orca_jax.model.parameters import flat_parameters, num_copies
-from orca_jax.model.sharding import MESH_AXES, most_shards, on_shards, padded_vocab
+from orca_jax.model.sharding import MESH_AXES, keep_order, most_shards, on_shards, padded_vocab
 from orca_jax.model.transformer import Decoder
 from tests.assembly.divisible import check_divisible
 from tests.model.reference import REFERENCE, mesh_of
@@ -43,6 +43,24 @@ def test_the_largest_model_can_be_planned_without_memory() -> None:
     assert 340e9 < sum(leaf.size for leaf in leaves) < 343e9
     shards = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves)
     assert shards < 1.01 * sum(leaf.size for leaf in leaves) / 8
+
+
+def test_tables_and_experts_keep_the_usual_order_of_axes() -> None:
+    """In shapes and in arrays, so that a program compiled for the shapes takes the arrays as they are."""
+    mesh, names = mesh_of(2), []
+    shapes = nnx.merge(*abstract_decoder(small("mixtral"), "float32", mesh))
+    arrays = load_decoder(REFERENCE / "mixtral", dtype="float32", mesh=mesh)
+    before = {path: np.asarray(each) for path, each in flat_parameters(nnx.state(arrays)).items()}
+    keep_order(arrays)
+    assert all(np.array_equal(before[path], each) for path, each in flat_parameters(nnx.state(arrays)).items())
+    shapes.unstack()
+    keep_order(shapes)
+    for path, shape in flat_parameters(nnx.state(shapes)).items():
+        if shape.format.layout is not None:
+            names.append(path.replace("blocks.0", "blocks"))
+            assert shape.format.layout.major_to_minor == tuple(range(len(shape.shape)))
+    tables, experts = ["embedding.table", "head.table"], [f"blocks.mlp.{name}" for name in ("gate", "up", "down")]
+    assert {*tables, *experts} <= {*names} and len(names) == 2 + 3 * small("mixtral").num_layers
 
 
 def same_values(one: Decoder, other: Decoder) -> bool:

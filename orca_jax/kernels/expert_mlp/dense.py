@@ -34,4 +34,7 @@ def mix_experts(
     if (biases := kernels.biases) is not None and gate is not None:
         gate, up = gate + biases.gate[:, None], up + biases.up[:, None]
         offset = jnp.matmul(of_all, biases.down, precision=jax.lax.Precision.HIGHEST)
-    return product("xtf,xfe->te", activation(gate, up) * of_all.T[..., None], form.expand(kernels.down)) + offset
+    hidden = (activation(gate, up) * of_all.T[..., None]).swapaxes(0, 1)  # [T, X, F]
+    down = form.expand(kernels.down)  # [X, F, E]
+    # One product over X and F together: with two axes XLA for GPUs transposes the matrices in every call.
+    return product("tf,fe->te", hidden.reshape(len(x), -1), down.reshape(-1, down.shape[-1])) + offset
