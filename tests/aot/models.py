@@ -80,6 +80,4 @@ PUBLISHED = {
     "DeepSeek-V2-Lite": {"v5e": 4, "v6e": 2, "H200": 1},
 }
 """The fewest chips that hold the weights in bfloat16: a v5e has 16 GB, a v6e 32 GB, an H200 141 GB."""
-TOKENS = {**dict.fromkeys(PUBLISHED, 64), "gpt-oss-20b": 96}
-"""Of a step on TPUs. With 64 a gpt-oss has as many inputs of experts as two chips have columns of keys each."""
 SMALL = tuple(name for name in MODELS if name.startswith("small"))

@@ -15,7 +15,7 @@ from orca_jax.exec.cache import workspace_bytes
 from orca_jax.kernels.ragged_attention.cases import Case
 from orca_jax.model.describe import config_from_hf, read_model_config
 from tests.aot.compilers import skip_without
-from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL, TOKENS
+from tests.aot.models import MODELS, NUM_STATES, PUBLISHED, SMALL
 from tests.aot.table import recorded_rows, slow_but
 from tests.aot.tpu import TOPOLOGIES, compile_attention, compile_sampler, compile_step, compile_write
 
@@ -171,7 +171,7 @@ def test_step_of_layers_with_several_windows(generation: str) -> None:
     [
         *(("v6e", 1, name, 64) for name in SMALL),
         *(
-            pytest.param(generation, PUBLISHED[name][generation], name, TOKENS[name], marks=pytest.mark.slow)
+            pytest.param(generation, PUBLISHED[name][generation], name, 64, marks=pytest.mark.slow)
             for generation in ("v5e", "v6e")
             for name in PUBLISHED
         ),
@@ -186,9 +186,10 @@ def test_step_with_states(generation: str, chips: int, name: str, tokens: int, r
     assert not found.copies
     assert not found.copies_of_weights
     assert found.temp < workspace_bytes(model, tokens, 64, 1024, chips) + 8 * MIB, "the engine reserves less"
-    assert 0 < found.vmem <= VMEM_BUDGET
-    chip = generation if chips == 1 else f"{generation} x {chips}"
-    rows.append([f"step, {name}", chip, str(tokens), mib(found.alias), mib(found.temp), mib(found.vmem)])
+    has_kernel = model.latent is None  # XLA attends over latents
+    assert found.vmem <= VMEM_BUDGET and (found.vmem > 0) == has_kernel
+    chip, vmem = generation if chips == 1 else f"{generation} x {chips}", mib(found.vmem) if has_kernel else "-"
+    rows.append([f"step, {name}", chip, str(tokens), mib(found.alias), mib(found.temp), vmem])
 
 
 @pytest.mark.slow

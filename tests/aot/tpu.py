@@ -59,7 +59,8 @@ def devices_of(topology: str) -> list[jax.Device]:
 
 
 # Instructions that write an array again: a copy, a transposition, or either by the sparse cores.
-_RELAID = re.compile(r"= bf16\[([\d,]+)\]\S* (?:copy|transpose|call-start|custom-call-done)\(")
+# Gathered rows are activations, which may have the size of a weight.
+_RELAID = re.compile(r"= bf16\[([\d,]+)\]\S* (?:copy|transpose|call-start|custom-call-done)\((?!%gather)")
 
 _COPY = re.compile(r" copy(-start)?\(")
 
