@@ -369,7 +369,7 @@ def compile_stages(
 def _shapes(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
     """The shapes, with the order of axes in memory where it may be another one than usual (`keep_order`)."""
     is_chosen = bool(arrays) and next(iter(arrays[0].sharding.device_set)).platform == "tpu"
-    return [_sharded(each, each.format if is_chosen else each.sharding) for each in arrays]
+    return [_sharded(each, getattr(each, "format" if is_chosen else "sharding")) for each in arrays]
 
 
 def _sharded(shape: jax.Array | jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
