@@ -6,7 +6,7 @@ from orca_jax.sched.request import Request
 
 
 class PolicyPredictor:
-    """`sched.predict.LengthPredictor` over a `policy.LengthPredictor`.
+    """`sched.pool.Predictor` over a `policy.LengthPredictor`.
 
     Args:
         predictor: predicts.
