@@ -213,6 +213,12 @@ class Block(nnx.Module):
                 layers += filter(None, [mlp.gate, mlp.up, mlp.down])
         return layers if self.layer_input is None else [*layers, *self.layer_input.linear_layers]
 
+    @property
+    def experts(self) -> list[Experts]:
+        """The mixtures of experts."""
+        mlps = [mlp.mlp if isinstance(mlp, MlpAndExperts) else mlp for mlp in self.mlps.values()]
+        return [mlp for mlp in mlps if isinstance(mlp, Experts)]
+
     def scaled(self, branch: Float[Array, "B E"]) -> Float[Array, "B E"]:
         """What attention or the MLP adds to the residual stream."""
         return branch if self.residual_scale == 1 else branch * self.residual_scale

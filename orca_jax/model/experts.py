@@ -4,6 +4,7 @@ The tokens of all requests go through the experts together. The choice and the r
 alone, so that they do not depend on the batch. Padding goes through experts as well, and its results are not used.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +16,10 @@ from jaxtyping import Array, Float, Int
 from orca_jax.config import ModelConfig
 from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm, expert_mlp
 from orca_jax.kernels.matmul import matmul
+from orca_jax.kernels.native import Library
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm
+from orca_jax.model.packed.matrices import PackedMatrix, has_packed_form, packed_experts, packed_matrix
 from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 
@@ -85,10 +88,23 @@ class Experts(nnx.Module):
         """This device's part of the sum."""
         chosen, weights = self.route(routed)
         kernels = ExpertKernels(_stored(self.gate), _stored(self.up), _stored(self.down), self._biases())
-        form = self.up.form if isinstance(self.up, QuantisedExperts) else KernelForm()
+        form, implementation = KernelForm(), None
+        if isinstance(self.up, PackedMatrix):
+            form, implementation = packed_experts(self.up), "blocks"
+        elif isinstance(self.up, QuantisedExperts):
+            form = self.up.form
         inputs, weights = (x * weights, jnp.ones_like(weights)) if self.weighs_inputs else (x, weights)
-        mixed = expert_mlp(inputs, chosen, weights, kernels, activation=self._gated, form=form)
+        mix = partial(expert_mlp, activation=self._gated, form=form, implementation=implementation)
+        mixed = mix(inputs, chosen, weights, kernels)
         return mixed if self.shared is None else mixed + self.shared(x)
+
+    def pack(self, library: Library, num_devices: int) -> None:
+        """Replace the matrices of all experts by their packed forms, on one device and if all have one."""
+        matrices = {name: held for name in ("gate", "up", "down") if (held := getattr(self, name)) is not None}
+        is_alone = self.mesh is None or self.mesh.size == 1
+        if is_alone and all(type(held) is nnx.Param and has_packed_form(held, library) for held in matrices.values()):
+            for name, held in matrices.items():
+                setattr(self, name, packed_matrix(held, library, num_devices))
 
     def _biases(self) -> ExpertBiases | None:
         """The biases of the experts. Each device has its part of those that are added after the projections back."""

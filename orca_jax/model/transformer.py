@@ -203,6 +203,8 @@ class Decoder(nnx.Module):
         for block in [self.blocks] if isinstance(self.blocks, Block) else self.blocks:
             for layer in block.linear_layers:
                 layer.pack(library, num_devices)
+            for experts in block.experts:
+                experts.pack(library, num_devices)
 
     @property
     def unembedding(self) -> Table:

@@ -12,6 +12,7 @@ from flax import nnx
 from orca_jax.assembly.executor import arrange
 from orca_jax.config import DType, ModelConfig, Quantization
 from orca_jax.kernels.native import Library
+from orca_jax.layer_config import ExpertsConfig
 from orca_jax.model.block import AttentionOnly
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import abstract_decoder, random_decoder
@@ -61,6 +62,23 @@ def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
     np.testing.assert_allclose(
         logits(decoder, IDS), logits(random(dtype, devices, is_packed=False), IDS), atol=tolerance
     )
+
+
+@needs_library
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_experts_are_packed_on_one_device(devices: int) -> None:
+    """Each reads its part of the stack of all experts, and multiplies the rows that chose it alone."""
+    experts = ExpertsConfig(count=5, per_token=2)
+    config, found = replace(model(), num_layers=1, gated_mlp=True, experts=experts), []
+    for library in (None, library_of()):
+        decoder = random_decoder(config, dtype="float32", mesh=mesh_of(devices))
+        arrange("cpu", decoder, library)
+        if library is not None:
+            decoder.pack(library, devices)
+            (block,) = decoder.blocks
+            assert isinstance(block.mlp.up, PackedMatrix) == (devices == 1)  # type: ignore[union-attr]
+        found.append(logits(decoder, IDS))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
 
 @needs_library
