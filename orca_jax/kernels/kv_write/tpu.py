@@ -72,7 +72,7 @@ def write_chunks(
         partial(_kernel, group=group),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=6,
-            grid=(count,),
+            grid=(jnp.maximum(count, 1),),  # zero programs must not run: most iterations have no pieces
             in_specs=[anywhere, anywhere],
             out_specs=anywhere,
             scratch_shapes=[
@@ -89,12 +89,9 @@ def write_chunks(
         interpret=interpret,
     )
 
-    def write(pages: TokenMajorPages) -> TokenMajorPages:
-        padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
-        return TokenMajorPages(run(count[None], *pieces, padded, pages.kv))
-
-    # A grid of zero programs must not run: most iterations have increments alone, and no pieces.
-    return lax.cond(count > 0, write, lambda pages: pages, pages)
+    padded = jnp.pad(new, ((size, -new.shape[0] % group + size + group), (0, 0)))
+    # Not in a condition: XLA would copy all pages before it in some layers of a model with many.
+    return TokenMajorPages(run(count[None], *pieces, padded, pages.kv))
 
 
 class _ChunkTransfers:
@@ -147,7 +144,11 @@ class _ChunkTransfers:
 
 
 def _kernel(count: Any, *refs: Any, group: int) -> None:
-    """Write one piece, and start to read the next."""
+    """Write one piece, if there are any, and start to read the next."""
+    pl.when(count[0] > 0)(lambda: _write_piece(count, *refs, group=group))
+
+
+def _write_piece(count: Any, *refs: Any, group: int) -> None:
     pieces, (new, _, kv), buffers = PagePieces(*refs[:5]), refs[5:8], refs[8:]
     transfers = _ChunkTransfers(pieces, (new, kv), buffers, group)
     new_buf, old_buf, page_buf = buffers[:3]
