@@ -145,14 +145,14 @@ class _ChunkTransfers:
 
 def _kernel(count: Any, *refs: Any, group: int) -> None:
     """Write one piece, if there are any, and start to read the next."""
-    pl.when(count[0] > 0)(lambda: _write_piece(count, *refs, group=group))
+    piece = pl.program_id(0)
+    pl.when(count[0] > 0)(lambda: _write_piece(piece, count, *refs, group=group))
 
 
-def _write_piece(count: Any, *refs: Any, group: int) -> None:
+def _write_piece(piece: jax.Array, count: Any, *refs: Any, group: int) -> None:
     pieces, (new, _, kv), buffers = PagePieces(*refs[:5]), refs[5:8], refs[8:]
     transfers = _ChunkTransfers(pieces, (new, kv), buffers, group)
     new_buf, old_buf, page_buf = buffers[:3]
-    piece = pl.program_id(0)
     buffer = lax.rem(piece, 2)
     pl.when(piece == 0)(lambda: transfers.load(piece, buffer))
     pl.when(piece + 1 < count[0])(lambda: transfers.load(piece + 1, 1 - buffer))
