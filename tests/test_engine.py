@@ -1,7 +1,6 @@
 """The engine's step: aborts, errors, seeds, times and numbers."""
 
 import logging
-import re
 import time
 from collections.abc import Iterator
 
@@ -11,7 +10,6 @@ from orca_jax.errors import RequestError
 from orca_jax.observer import Observer
 from orca_jax.request import RequestMetrics, RequestUpdate, SamplingParams
 from orca_jax.sched.request import Request
-from tests.project.source import python_files
 from tests.sched.lab import VOCAB, Lab
 from tests.sim.oracle import toy_generate, toy_score
 
@@ -318,10 +316,3 @@ def test_an_engine_is_rescheduled_while_it_is_idle_and_observers_come_and_go() -
     assert heard == [("outer", "A"), ("outer", "B"), ("inner", "B")]
     engine = lab.engine
     assert (engine.scheduler, engine.pool, engine.check_in_interval) == (other.scheduler, other.pool, 2)
-
-
-@pytest.mark.parametrize("folder", ["orca_jax", "lab", "scripts", "tests"])
-def test_no_part_of_an_engine_is_replaced_from_outside(folder: str) -> None:
-    assigned = re.compile(r"engine\.(pool|executor|scheduler|observer)(, [\w.]+)* = ")
-    found = [file.path for file in python_files(folder) if assigned.search(file.text)]
-    assert not found, "use `Engine.reschedule` and `Engine.observed_by`"
