@@ -318,7 +318,7 @@ def is_class_name(name: str | None) -> bool:
 
 
 def check_known_or_class(name: str, setting: str, known: Sequence[str]) -> None:
-    """Refuse a name that is neither a known one nor that of a class.
+    """Refuse a name that is not known and does not name a class.
 
     Raises:
         ConfigError: `param` is the setting.

@@ -1,6 +1,7 @@
 """One burst on a GPT-2 in real time under every policy, with equal tokens."""
 
 import json
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.real.page import table
-from lab.shelf.table import PATIENCE, POLICIES, READING, RESULT, on_time, shown
+from lab.shelf.table import PATIENCE, POLICIES, READING, RESULT, latencies, on_time, shown
 from lab.shelf.virtual import Service
 from orca_jax.assembly.built import Built
 from orca_jax.assembly.engine import build_engine
@@ -17,7 +18,6 @@ from orca_jax.bench.measure import reschedule, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.config import EngineConfig
 from orca_jax.processor import cpu_name
-from orca_jax.reporting import percentile
 from orca_jax.request import SamplingParams
 
 BURST = RESULT.with_name("burst.json")
@@ -53,13 +53,8 @@ def served(built: Built, burst: list[WorkloadRequest]) -> tuple[list[list[int]],
             index = int(update.request_id)
             tokens[index] += update.new_ids
             services[index].tokens.extend([now] * len(update.new_ids))
-    ttft = [each.tokens[0] - start for each in services]
-    gaps = [b - a for each in services for a, b in zip(each.tokens, each.tokens[1:], strict=False)]
-    normalized = [(each.end - start) / len(each.tokens) for each in services]
     found = {"tokens_per_s": sum(map(len, tokens)) / (max([each.end for each in services]) - start)}
-    for key, values in (("ttft", ttft), ("gap", gaps), ("normalized", normalized)):
-        found[f"p50_{key}_ms"], found[f"p99_{key}_ms"] = (1e3 * percentile(values, share) for share in (50, 99))
-    found["qoe"] = sum(map(on_time, services)) / len(services)
+    found |= latencies(services) | {"qoe": statistics.fmean(map(on_time, services))}
     return tokens, found | {"evictions": engine.stats.preemptions - before}
 
 

@@ -130,17 +130,24 @@ def figures_of(calls: Sequence[Call], outcome: Outcome) -> dict[str, float]:
     """The figures of `COLUMNS`."""
     services = outcome.services
     begin, end = min([each.arrival for each in services]), max([each.end for each in services])
-    ttft = [each.tokens[0] - each.arrival for each in services]
-    gaps = [b - a for each in services for a, b in pairwise(each.tokens)] or [0.0]
-    normalized = [(each.end - each.arrival) / len(each.tokens) for each in services]
     tokens = sum([call.num_prompt + call.num_generated for call in calls])
-    found = {"requests_per_s": len(calls) / (end - begin)}
-    for key, values in (("ttft", ttft), ("gap", gaps), ("normalized", normalized)):
-        found[f"p50_{key}_ms"], found[f"p99_{key}_ms"] = (1e3 * percentile(values, share) for share in (50, 99))
-    found["jain"] = jain(calls, normalized)
+    found = {"requests_per_s": len(calls) / (end - begin), **latencies(services)}
+    found["jain"] = jain(calls, [each.normalized for each in services])
     found["service_gap"] = gap(calls, outcome) if {call.tenant for call in calls} == {"A", "B"} else 0.0
-    found["qoe"] = statistics.fmean([on_time(each) for each in services])
+    found["qoe"] = statistics.fmean(map(on_time, services))
     return found | {"evictions": outcome.evictions, "again": 100 * outcome.tokens_again / tokens}
+
+
+def latencies(services: Sequence[Service]) -> dict[str, float]:
+    """Percentiles of the TTFT, the gaps between tokens and the normalised latency, in ms."""
+    values = {
+        "ttft": [each.tokens[0] - each.arrival for each in services],
+        "gap": [b - a for each in services for a, b in pairwise(each.tokens)] or [0.0],
+        "normalized": [each.normalized for each in services],
+    }
+    return {
+        f"p{share}_{key}_ms": 1e3 * percentile(seconds, share) for key, seconds in values.items() for share in (50, 99)
+    }
 
 
 def jain(calls: Sequence[Call], normalized: Sequence[float]) -> float:

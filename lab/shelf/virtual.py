@@ -69,6 +69,11 @@ class Service(NamedTuple):
         """Time of the last token."""
         return self.tokens[-1]
 
+    @property
+    def normalized(self) -> float:
+        """Seconds from arrival to end, by the number of tokens."""
+        return (self.end - self.arrival) / len(self.tokens)
+
 
 class Outcome(NamedTuple):
     """A run.

@@ -45,7 +45,7 @@ _FLAGS = (
 
 
 class ReplaceableCost(IterationCost, Protocol):
-    """A cost that is a dataclass, whose buckets become those of the replay."""
+    """A cost as a dataclass; the replay replaces its buckets."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

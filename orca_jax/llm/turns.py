@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class FairLock:
-    """A lock that threads get in the order in which they ask. A context manager.
+    """A lock for threads in the order of their requests. A context manager.
 
     A thread that runs iterations asks again at once. With `threading.Lock` it would often keep the others out, although
     its iterations have ended their requests.

@@ -44,8 +44,8 @@ def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
 def keep_order(module: nnx.Module) -> None:
     """Keep tables and the experts of separate layers, or their shapes, in the usual order of axes in memory.
 
-    The order that XLA prefers on a TPU depends on sizes. Where it is another one, as for widths that are no multiple
-    of 128, each step would copy the arrays.
+    The order that XLA prefers on a TPU depends on sizes. For widths that are not multiples of 128 it is another order,
+    and each step would copy the arrays.
     """
     for _, variable in nnx.iter_graph(module):
         if isinstance(variable, nnx.Param) and variable.get_metadata("axes", ())[:1] in (("vocab",), ("experts",)):

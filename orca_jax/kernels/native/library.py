@@ -1,4 +1,4 @@
-"""The library of the C files here: that of the wheel, or one that the C compiler of this machine makes, registered.
+"""The library of the C files here, registered: from the wheel, or made by the C compiler of this machine.
 
 XLA's own products on a CPU arrange the matrix anew in each launch, and no form of plain XLA reads a matrix once at the
 memory's speed (docs/decisions.md, "Launches and programs"). Attention of increments by XLA is many small operations

@@ -26,8 +26,8 @@ class BodyParser[T: msgspec.Struct]:
     Args:
         kind: the table of fields.
         unused: the fields without effect.
-        settle: changes the values of a body that the strict decoder refuses, such as objects that may lack their
-            `type`. It returns the names of what it has left out, and may raise ApiError.
+        settle: changes the values of a body that the strict decoder refuses, such as objects without a `type`.
+            It returns the names of what it has left out, and may raise ApiError.
     """
 
     def __init__(self, kind: type[T], unused: UnusedFields, settle: Settle | None = None) -> None:

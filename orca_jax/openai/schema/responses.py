@@ -115,7 +115,7 @@ class Namespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class FlatNamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
-    """The function that the model must call, or one that it may call."""
+    """A function that the model must or may call."""
 
     name: Annotated[str, Meta(max_length=MAX_NAME)]
 
