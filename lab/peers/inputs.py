@@ -2,17 +2,18 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lab.peers.tokenizer import write_tokenizer
 from orca_jax.bench.workload.generate import WorkloadRequest, workload_from_args, workload_settings
 from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import ModelConfig
-from orca_jax.errors import ConfigError
 from orca_jax.model.describe import preset_values, read_model_config
+from orca_jax.model.families import FAMILIES
+from orca_jax.model.files.expert_stacks import OF_EXPERT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,28 +55,29 @@ def read_workload(path: Path) -> list[WorkloadRequest]:
 
 
 def model_for_peers(model: str, seed: int, folder: Path) -> Path:
-    """Return the directory of a model in Hugging Face's format; that of a preset is written into `folder`.
+    """Return the directory of a model in Hugging Face's format; one with random weights is written into `folder`.
 
     Args:
-        model: a model directory, "demo", or "preset:<name>", whose weights are random.
+        model: a model directory or "demo"; or "preset:<name>" or a directory without weights, whose weights are random.
         seed: seed of random weights.
         folder: made if it does not exist.
 
     Raises:
-        ConfigError: the model is unknown, a toy without weights, or a preset of another family than GPT-2 and Llama.
+        ConfigError: the model is unknown.
     """
-    if not is_preset(model):
-        return Path(model_directory(model)).absolute()
+    path = None if is_preset(model) else Path(model_directory(model)).absolute()
+    if path is not None and any(path.glob("*.safetensors")):
+        return path
     config = read_model_config(model)
-    hf = preset_values(model)
+    hf = preset_values(model) if path is None else json.loads((path / "config.json").read_text(encoding="utf-8"))
     import numpy as np  # help comes without it
     from safetensors.numpy import save_file
 
-    random = np.random.default_rng(seed)
+    random, family = np.random.default_rng(seed), FAMILIES[config.family]
     weights = {name: _values(name, shape, random) for name, shape in checkpoint_shapes(config).items()}
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    described = {**hf, "architectures": [_family_of(config).architecture]}
+    described = {**hf, "architectures": [family.architectures[0]]}
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     write_tokenizer(folder, config.vocab_size)
     return folder.absolute()
@@ -91,71 +93,24 @@ def _values(name: str, shape: tuple[int, ...], random: "np.random.Generator") ->
 
 
 def checkpoint_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a model's tensors in Hugging Face's format.
+    """Return the names and shapes of a model's tensors in Hugging Face's format."""
+    from jax.sharding import AbstractMesh
 
-    Raises:
-        ConfigError: the model is of another family than GPT-2 and Llama.
-    """
-    return _family_of(config).shapes(config)
+    from orca_jax.model.load import abstract_decoder
+    from orca_jax.model.parameters import layers_of, stored_shapes
+    from orca_jax.model.sharding import TENSOR_AXIS
+    from orca_jax.model.weights import tensor_shape
 
-
-def _gpt2(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    embed, mlp = config.embed_dim, config.mlp_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "wte.weight": (config.vocab_size, embed),
-        "wpe.weight": (config.max_positions, embed),
-    }
-    linear = {
-        "attn.c_attn": (embed, 3 * embed),
-        "attn.c_proj": (embed, embed),
-        "mlp.c_fc": (embed, mlp),
-        "mlp.c_proj": (mlp, embed),
-    }
-    for layer in range(config.num_layers):
-        for name, shape in linear.items():
-            shapes |= {f"h.{layer}.{name}.weight": shape, f"h.{layer}.{name}.bias": shape[1:]}
-        for name in ("ln_1", "ln_2"):
-            shapes |= {f"h.{layer}.{name}.weight": (embed,), f"h.{layer}.{name}.bias": (embed,)}
-    shapes |= {"ln_f.weight": (embed,), "ln_f.bias": (embed,)}
-    return {f"transformer.{name}": shape for name, shape in shapes.items()}
-
-
-def _llama(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    embed, mlp = config.embed_dim, config.mlp_dim
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, embed)}
-    each = {
-        "self_attn.q_proj": (heads, embed),
-        "self_attn.k_proj": (kv_heads, embed),
-        "self_attn.v_proj": (kv_heads, embed),
-        "self_attn.o_proj": (embed, heads),
-        "mlp.gate_proj": (mlp, embed),
-        "mlp.up_proj": (mlp, embed),
-        "mlp.down_proj": (embed, mlp),
-        "input_layernorm": (embed,),
-        "post_attention_layernorm": (embed,),
-    }
-    for layer in range(config.num_layers):
-        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in each.items()}
-    shapes["model.norm.weight"] = (embed,)
-    if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, embed)
+    family = FAMILIES[config.family]
+    _, state = abstract_decoder(config, "float32", AbstractMesh((1,), (TENSOR_AXIS,)))
+    parameters, shapes = stored_shapes(state, config), dict[str, tuple[int, ...]]()
+    for weight in family.weights(config):
+        name = f"{family.prefixes[0] if weight.prefixed else ''}{weight.key}"
+        shape, count = tensor_shape(weight, parameters[weight.path]), 1
+        if weight.is_of_experts and config.experts is not None:
+            count = config.experts.count
+        if name.endswith(OF_EXPERT):  # one tensor for all experts of a layer
+            name, shape, count = name.removesuffix(OF_EXPERT), (count, *shape), 1
+        for layer in layers_of(weight.path, config) if weight.stacked else (0,):
+            shapes |= {name.format(layer=layer, expert=expert): shape for expert in range(count)}
     return shapes
-
-
-class RandomFamily(NamedTuple):
-    """A family with presets of random weights: its class in transformers, and the shapes of its tensors."""
-
-    architecture: str
-    shapes: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
-
-
-_FAMILIES = {"gpt2": RandomFamily("GPT2LMHeadModel", _gpt2), "llama": RandomFamily("LlamaForCausalLM", _llama)}
-
-
-def _family_of(config: ModelConfig) -> RandomFamily:
-    if config.family not in _FAMILIES:
-        known = " or ".join(_FAMILIES)
-        message = f"model is of the family {config.family}, which has no random weights here; give one of {known}"
-        raise ConfigError(message, param="model")
-    return _FAMILIES[config.family]

@@ -8,6 +8,8 @@ from typing import Any
 from lab.peers.results import LATENCY, latency_ratios, ratios
 
 MEASURED = Path(__file__).resolve().parents[2] / "docs" / "measured" / "peers.json"
+SHAPES = ("lfm2", "gpt_oss")
+"""Models of `lab/peers/shapes` with results of their own, `peers-NAME-STREAMS.json` beside the others."""
 _HEAD = """\
 # Beside other engines
 
@@ -31,6 +33,12 @@ To repeat it, without torch or any peer in the environment of orca-jax:
     python -m lab peers --save docs/measured/peers.json
     python -m lab pages
 """
+_SHAPES = """\
+Offline, with random weights of the shapes in `lab/peers/shapes`, some 600 million numbers: LFM2 with short convolutions
+in ten of 16 layers, and gpt-oss with 16 experts. `--max-num-seqs` and `--peer-max-num-seqs` are the streams.
+
+"""
+_PAIRS = ("orca-jax", "peer's", "ratio", "range", "requests", "measured")
 _ONLINE = (
     ("output_throughput", "output tokens/s", 1),
     (LATENCY, "normalised latency, median, ms/token", 1),
@@ -50,46 +58,55 @@ _OUTSIDE = (
 
 
 def block() -> str:
-    """Return the text of the page of `docs/measured/peers.json`."""
-    return page(json.loads(MEASURED.read_text(encoding="utf-8")))
+    """Return the text of the page of `docs/measured/peers.json`, and of the files beside it."""
+    files = [file for name in SHAPES for file in sorted(MEASURED.parent.glob(f"peers-{name}-*.json"))]
+    results, *shapes = (json.loads(file.read_text(encoding="utf-8")) for file in (MEASURED, *files))
+    return page(results, shapes)
 
 
-def page(results: Mapping[str, Any]) -> str:
-    """Return the text of the page."""
+def page(results: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Return the text of the page; `shapes` are the results of hybrids and mixtures."""
+    parts = [_HEAD, _machine(results), *_offline(results), *_online(results), *_clients(results), *_missing(results)]
+    return "".join([*parts, *_versions(results), *_shapes(shapes), _MAKE])
+
+
+def _machine(results: Mapping[str, Any]) -> str:
     hardware, config = results["hardware"], results["config"]
-    about = (
+    return (
         f"\n{hardware['cpu']} ({', '.join(hardware['cpu_flags'])}), {hardware['cores']} cores; {config['model']}, "
         f"random weights, --trace {config['trace']}, seed {config['seed']}.\n"
     )
-    parts = [_HEAD, about, *_offline(results), *_online(results), *_clients(results), *_missing(results)]
-    return "".join([*parts, *_versions(results), _MAKE])
+
+
+def _shapes(shapes: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    if not shapes:
+        return
+    yield f"\n## A hybrid and a mixture with sinks\n\n{_SHAPES}"
+    rows = []
+    for results in shapes:
+        config = results["config"]
+        for name, one in sorted(results["settings"].items()):
+            peer, dtype, mode, _ = _cells(name)
+            model = [Path(config["model"]).name, str(config["max_num_seqs"]), f"{peer}, {mode}", dtype]
+            rows.append([*model, *_pairs(one)])
+    yield _table(["model", "streams", "peer", "type", *_PAIRS], rows)
+    yield from map(_machine, shapes[:1])
+    yield from _versions(shapes[0])
 
 
 def _offline(results: Mapping[str, Any]) -> Iterable[str]:
     if not results["settings"]:
         return
     yield "\n## Offline\n\nAll requests at once; output tokens per second, medians of passes that alternate.\n\n"
-    rows = [
-        [
-            *_cells(name), f"{one['own_tokens_per_s']:.1f}", f"{one['peer_tokens_per_s']:.1f}",
-            f"**{one['ratio']:.2f}**", f"{one['ratio_least']:.2f} to {one['ratio_most']:.2f}",
-            str(one["num_requests"]), _stamp(one),
-        ]
-        for name, one in sorted(results["settings"].items())
-    ]  # fmt: skip
-    titles = [
-        "peer",
-        "type",
-        "its way of running",
-        "threads",
-        "orca-jax",
-        "peer's",
-        "ratio",
-        "range",
-        "requests",
-        "measured",
-    ]
-    yield _table(titles, rows)
+    rows = [[*_cells(name), *_pairs(one)] for name, one in sorted(results["settings"].items())]
+    yield _table(["peer", "type", "its way of running", "threads", *_PAIRS], rows)
+
+
+def _pairs(one: Mapping[str, Any]) -> list[str]:
+    """Return the figures of `_PAIRS`."""
+    rates = [f"{one[f'{side}_tokens_per_s']:.1f}" for side in ("own", "peer")]
+    found = [f"**{one['ratio']:.2f}**", f"{one['ratio_least']:.2f} to {one['ratio_most']:.2f}"]
+    return [*rates, *found, str(one["num_requests"]), _stamp(one)]
 
 
 def _online(results: Mapping[str, Any]) -> Iterable[str]:

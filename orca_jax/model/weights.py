@@ -343,7 +343,7 @@ def _compare(
     """List problems with keys, shapes and types; a tensor shared by several parameters is listed once."""
     problems: dict[str, None] = {}
     for path, source in sources.items():
-        shape = _tensor_shape(source.weight, stored_shape(path, wanted[path].shape, config))
+        shape = tensor_shape(source.weight, stored_shape(path, wanted[path].shape, config))
         for key in source.keys:
             if key not in files.tensors:
                 if key not in files.unreadable:
@@ -365,7 +365,7 @@ def _compare(
     return list(problems)
 
 
-def _tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
+def tensor_shape(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a tensor in the checkpoint, from the shape of the parameter."""
     *rest, last = shape[weight.stacked + weight.is_of_experts :]
     if weight.first_row:

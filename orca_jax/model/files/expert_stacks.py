@@ -13,7 +13,8 @@ from orca_jax.model.families.base import Weight
 from orca_jax.model.files.safetensors import StoredTensor
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows, read_exactly
 
-_OF_EXPERT, _BLOCKS, _SCALES = "[{expert}]", "_blocks", "_scales"
+OF_EXPERT = "[{expert}]"  # ends the key of a matrix in a tensor of all experts
+_BLOCKS, _SCALES = "_blocks", "_scales"
 _GROUP_BYTES = 16
 MOST_EXPERTS = 4096  # a damaged file may claim any number of empty ones
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -44,7 +45,7 @@ class Mxfp4Matrix(FileMatrix):
 def has_stacks(table: tuple[Weight, ...]) -> bool:
     """True if some matrices of experts are, or may be, in one tensor."""
     rows = [row for weight in table for row in (weight, weight.instead) if row is not None]
-    return any(row.key.endswith(_OF_EXPERT) for row in rows)
+    return any(row.key.endswith(OF_EXPERT) for row in rows)
 
 
 def with_matrices(
@@ -87,4 +88,4 @@ def oriented(table: tuple[Weight, ...], rows: dict[str, TensorRows]) -> tuple[We
     """The table for files that may have matrices of experts in MXFP4."""
     if not any(isinstance(matrix, Mxfp4Matrix) for matrix in rows.values()):
         return table
-    return tuple(replace(weight, transpose=True) if weight.key.endswith(_OF_EXPERT) else weight for weight in table)
+    return tuple(replace(weight, transpose=True) if weight.key.endswith(OF_EXPERT) else weight for weight in table)

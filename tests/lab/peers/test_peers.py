@@ -15,7 +15,7 @@ from lab.peers.environment import intel_openmp, prepare_environment, program_of
 from lab.peers.inputs import checkpoint_shapes, model_for_peers, read_workload, write_workload
 from lab.peers.offline import Pairs, alternate
 from lab.peers.own import run_passes
-from lab.peers.page import page
+from lab.peers.page import SHAPES, page
 from lab.peers.registry import CLIENTS, PEERS, TORCH, Peer
 from lab.peers.side import PREFIX, Side
 from orca_jax.assembly.engine import build_engine
@@ -104,6 +104,7 @@ def test_the_whole_comparison_with_fakes(fakes: list[str], tmp_path: Path, capsy
     assert str(tmp_path) not in saved.read_text() + page(result) + printed.splitlines()[-1]
     assert json.loads(saved.read_text()) == result
     assert "| fake | bfloat16 | fast | 1 | 75.0 | 20.0 | **3.75** |" in page(result)
+    assert "| preset:gpt2-tiny | 64 | fake, fast | bfloat16 | 75.0 | 20.0 | **3.75** |" in page(result, [result])
 
 
 def test_later_runs_add_to_the_results(fakes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +228,9 @@ def test_a_workload_survives_its_file(tmp_path: Path) -> None:
     assert read_workload(tmp_path / "w") == workload
 
 
-@pytest.mark.parametrize(("preset", "parameters"), [("gpt2", 124_439_808), ("llama-3-8b", 8_030_261_248)])
+@pytest.mark.parametrize(
+    ("preset", "parameters"), [("gpt2", 124_439_808), ("llama-3-8b", 8_030_261_248), ("mixtral-8x7b", 46_702_792_704)]
+)
 def test_checkpoints_have_the_known_number_of_parameters(preset: str, parameters: int) -> None:
     total = 0
     for shape in checkpoint_shapes(read_model_config(f"preset:{preset}")).values():
@@ -236,11 +239,6 @@ def test_checkpoints_have_the_known_number_of_parameters(preset: str, parameters
             size *= length
         total += size
     assert total == parameters
-
-
-def test_random_weights_of_another_family_are_refused() -> None:
-    with pytest.raises(ConfigError, match="family mixtral, which has no random weights"):
-        checkpoint_shapes(read_model_config("preset:mixtral-8x7b"))
 
 
 def test_the_model_of_a_preset_can_be_loaded(tmp_path: Path) -> None:
@@ -254,6 +252,25 @@ def test_the_model_of_a_preset_can_be_loaded(tmp_path: Path) -> None:
     assert read_model_config(folder) == read_model_config("preset:gpt2-tiny")
     assert np.all(np.asarray(decoder.final_norm.scale[...]) == 1)
     assert 0.019 < np.asarray(decoder.embedding.table[...])[:512].std() < 0.021
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_have_weights_of_their_families(name: str, tmp_path: Path) -> None:
+    """A small model of the same kinds of layers is drawn and loaded, and the files hold nothing else."""
+    import jax
+
+    from orca_jax.model.load import load_decoder, tensor_mesh
+
+    config = json.loads((ROOT / "lab" / "peers" / "shapes" / name / "config.json").read_text(encoding="utf-8"))
+    small = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 3, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    sizes = {key: value for key, value in {**small, **heads}.items() if key in config}
+    if "layer_types" in config:
+        sizes["layer_types"] = config["layer_types"][:3]
+    (tmp_path / "config.json").write_text(json.dumps({**config, **sizes}), encoding="utf-8")
+    folder = model_for_peers(str(tmp_path), 3, tmp_path / "model")
+    load_decoder(folder, dtype="float32", mesh=tensor_mesh(jax.devices()[:1]))
+    assert model_for_peers(str(folder), 3, tmp_path / "other") == folder
 
 
 def test_write_leaves_the_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
