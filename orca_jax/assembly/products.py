@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MEASURED = "avx512f"  # with these instructions the library was measured to be faster (docs/benchmarks.md)
+_MEASURED = {"float32": "avx512f", "bfloat16": "avx512_bf16"}
+"""By type, the instructions with which the library was measured to be faster (docs/benchmarks.md)."""
 _MATRIX_UNIT = "amx_bf16"  # with it, neither the library nor XLA was measured in bfloat16
 
 
@@ -42,8 +43,7 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
     native = replace(facts, config=replace(facts.config, cpu_products="native"))
     unfit = refusal(native, "platform")
     library = None if unfit else load_library(directory)  # if None, the log has the reason
-    has_bfloat16 = library is not None and (library.has_bfloat16 or facts.has_few_bits)
-    lack = unfit or refusal(replace(native, has_library=library is not None, has_bfloat16=has_bfloat16), "library")
+    lack = unfit or refusal(replace(native, has_library=library is not None), "library")
     reason = "" if lack is None else lack.message
     if reason and wanted == "native":
         raise ConfigError(reason, param="cpu_products")
@@ -76,4 +76,4 @@ def begin_products(directory: str | None) -> None:
 
 def _is_measured(dtype: str) -> bool:
     flags = all_cpu_flags()
-    return _MEASURED in flags and not (dtype == "bfloat16" and _MATRIX_UNIT in flags)
+    return _MEASURED[dtype] in flags and not (dtype == "bfloat16" and _MATRIX_UNIT in flags)

@@ -60,7 +60,6 @@ class Facts:
     max_model_len: int = 0  # most tokens of a request
     source: str = ""  # the directory, file or preset of the model
     has_library: bool = True  # of matrix products on a CPU
-    has_bfloat16: bool = True  # in this library
 
     @cached_property
     def chosen(self) -> Choices:
@@ -319,8 +318,6 @@ NEEDS: tuple[Need, ...] = (
          "cpu_products native has no products with weights in {f.dtype}: use xla", "platform"),
     Need("cpu_products", ("auto", "xla"), lambda f: f.has_library,
          "cpu_products native needs Linux, a processor with AVX2 and FMA, and a C compiler (cc): use auto", "library"),
-    Need("cpu_products", ("auto", "xla"), lambda f: f.dtype != "bfloat16" or f.has_bfloat16,
-         "cpu_products native multiplies bfloat16 on processors with AVX512-BF16 alone: use float32 or xla", "library"),
     Need("model", (), lambda f: not f.chosen.is_toy, "the toy model has no weights to replace", "update"),
     Need("nnodes", (), lambda f: f.num_hosts == 1,
          "weights are replaced in engines of one process: use nnodes 1, or replicas with an update of each", "update"),

@@ -21,10 +21,9 @@ from orca_jax.model.describe import read_model_config
 from tests.kernels.native.machine import library_of
 from tests.model.gguf.test_gguf import write
 
-WIDE = Library(32, has_bfloat16=True)
-NARROW = WIDE._replace(has_bfloat16=False)
+WIDE = Library(32)
 MATRIX = WIDE._replace(has_amx=True)
-AVX512, AMX = "avx512f", "amx_bf16"
+AVX512, BFLOAT16, AMX = "avx512f", "avx512_bf16", "amx_bf16"
 
 Machine = Callable[..., None]
 
@@ -57,25 +56,25 @@ def chosen(
 
 
 def test_auto_takes_the_library_where_it_is_faster(model: ModelConfig, machine: Machine) -> None:
-    machine(WIDE, AVX512)
+    machine(WIDE, AVX512, BFLOAT16)
     assert chosen(model) is WIDE and chosen(model, dtype="bfloat16") is WIDE
     assert chosen(model, "xla") is None and chosen(model, platform="tpu") is None
-    machine(WIDE, AVX512, AMX)
+    machine(WIDE, AVX512, BFLOAT16, AMX)
     assert chosen(model) is WIDE and chosen(model, "native", "bfloat16") is WIDE
-    machine(NARROW, AVX512)
-    assert chosen(model) is NARROW and chosen(model, dtype="bfloat16") is None
     machine(None, AVX512)
     assert chosen(model) is None
 
 
 @pytest.mark.parametrize("is_faster", [True, False])
 def test_a_trial_decides_where_nothing_was_measured(model: ModelConfig, machine: Machine, is_faster: bool) -> None:
-    machine(MATRIX, AVX512, AMX, is_faster=is_faster)
+    machine(MATRIX, AVX512, BFLOAT16, AMX, is_faster=is_faster)
     assert chosen(model, dtype="bfloat16") is (MATRIX if is_faster else None)
-    machine(NARROW, is_faster=is_faster)
-    assert chosen(model) is (NARROW if is_faster else None)
-    machine(NARROW)
-    assert chosen(model, "native") is NARROW and chosen(model, "xla") is None and chosen(model, platform="gpu") is None
+    machine(WIDE, AVX512, is_faster=is_faster)
+    assert chosen(model, dtype="bfloat16") is (WIDE if is_faster else None)
+    machine(WIDE, is_faster=is_faster)
+    assert chosen(model) is (WIDE if is_faster else None)
+    machine(WIDE)
+    assert chosen(model, "native") is WIDE and chosen(model, "xla") is None and chosen(model, platform="gpu") is None
 
 
 def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, machine: Machine) -> None:
@@ -92,40 +91,37 @@ def test_models_without_plain_matrices_have_products_of_xla(model: ModelConfig, 
         assert error.value.param == "cpu_products"
 
 
-def test_few_bits_need_neither_a_trial_nor_products_of_bfloat16(model: ModelConfig, machine: Machine) -> None:
-    machine(NARROW)
+def test_few_bits_need_no_trial(model: ModelConfig, machine: Machine) -> None:
+    machine(WIDE)
     for kind in ("int8", "int4"):
         held = replace(model, quantization=kind)
         for dtype in get_args(DType):
-            by_default = None if dtype == "float16" else NARROW._replace(narrows=True)
+            by_default = None if dtype == "float16" else WIDE._replace(narrows=True)
             assert chosen(held, dtype=dtype) == by_default
         assert chosen(held, "xla") is None
 
 
 def test_a_type_of_the_settings_is_that_of_products_of_few_bits(model: ModelConfig, machine: Machine) -> None:
-    machine(NARROW)
+    machine(WIDE)
     held = replace(model, quantization="int4")
     for dtype in ("float32", "bfloat16"):
         facts = Facts(EngineConfig(dtype=dtype), model=held, platform="cpu", dtype=dtype)
-        assert product_library(facts, None) == NARROW
+        assert product_library(facts, None) == WIDE
 
 
 def test_gguf_files_of_few_bits_have_their_products(tmp_path: Path, model: ModelConfig, machine: Machine) -> None:
-    machine(NARROW)
+    machine(WIDE, is_faster=False)
     path = write(tmp_path / "model.gguf", "qwen3", Kind.Q4_1)
     for settings, has_few_bits in ((EngineConfig(), True), (EngineConfig(load_format="dummy"), False)):
         facts = Facts(settings, model=model, platform="cpu", dtype="bfloat16", source=str(path))
         assert facts.has_few_bits == has_few_bits
-        assert product_library(facts, None) == (NARROW._replace(narrows=True) if has_few_bits else None)
+        assert product_library(facts, None) == (WIDE._replace(narrows=True) if has_few_bits else None)
 
 
 def test_a_library_that_is_wanted_and_absent_is_an_error(model: ModelConfig, machine: Machine) -> None:
     machine(None, AVX512)
     with pytest.raises(ConfigError, match=r"needs Linux, .* and a C compiler \(cc\): use auto"):
         chosen(model, "native")
-    machine(NARROW, AVX512)
-    with pytest.raises(ConfigError, match="AVX512-BF16 alone: use float32 or xla"):
-        chosen(model, "native", "bfloat16")
 
 
 def test_other_devices_and_several_hosts_refuse_the_setting() -> None:
@@ -152,7 +148,7 @@ def test_tokens_are_those_of_products_of_xla_under_every_schedule(
     dtype: DType, devices: int, program_cache: str
 ) -> None:
     """With other batches and divisions of prompts: in bfloat16 a product in another order would give other bits."""
-    library_of(dtype)  # or skip
+    library_of()  # or skip
     tokens = []
     runs: tuple[tuple[CpuProducts, dict[str, Any]], ...] = (
         ("native", {}),

@@ -110,10 +110,8 @@ def facts_of(config: EngineConfig, moment: Moment) -> Iterator[Facts]:
             yield Facts(config, hosts, model, "cpu", shards=shards, num_devices=number)
         return
     if moment == "library":
-        for has_library, has_bfloat16, dtype in itertools.product(
-            (False, True), (False, True), ("float32", "bfloat16")
-        ):
-            yield Facts(config, dtype=dtype, has_library=has_library, has_bfloat16=has_bfloat16)
+        for has_library, dtype in itertools.product((False, True), ("float32", "bfloat16")):
+            yield Facts(config, dtype=dtype, has_library=has_library)
         return
     for hosts, model in itertools.product((1, 2), MODELS):
         for platform, dtype in (("cpu", "float32"), ("cpu", "float16"), ("gpu", "bfloat16")):

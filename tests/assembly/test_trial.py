@@ -15,7 +15,7 @@ RATIOS = {"float32": [2.0, 0.6], "bfloat16": [2.0, 0.4]}
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_both_products_are_measured(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = library_of(dtype)
+    library = library_of()
     for name, size in {"_INPUTS": 64, "_OUTPUTS": 2 * library.width, "_MATRICES": 2, "_REPEATS": 2}.items():
         monkeypatch.setattr(trial, name, size)
     ratios = trial.measured.__wrapped__(library.width, dtype)  # not kept for this process

@@ -28,7 +28,7 @@ ATTENTION = "orca_jax_attention"
 FUNCTIONS = {
     "attention": (ATTENTION,),
     "few_bits": (FEW_BITS_PRODUCTS,),
-    "product": (PACKED_PRODUCTS, "orca_jax_width", "orca_jax_has_bfloat16", "orca_jax_ask_for_amx"),
+    "product": (PACKED_PRODUCTS, "orca_jax_width", "orca_jax_ask_for_amx"),
 }
 """The functions of each C file."""
 

@@ -63,7 +63,6 @@ class Library(NamedTuple):
     """The compiled library, and the shapes that it multiplies."""
 
     width: int  # columns of a block of a packed matrix
-    has_bfloat16: bool
     has_amx: bool = False  # for packed matrices in bfloat16
     name: str = "native"  # differs with its code, the processor, the version of JAX and that of the compiler
     narrows: bool = False  # activations have 16 bits in products of few bits, also beside weights in float32
@@ -113,8 +112,7 @@ def _register(opened: _Opened) -> Library:
     found = opened.functions
     for target in _TARGETS:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(found[target]), platform="cpu")
-    types = bool(found["orca_jax_has_bfloat16"]()), bool(found["orca_jax_ask_for_amx"]())
-    return Library(found["orca_jax_width"](), *types, opened.name)
+    return Library(found["orca_jax_width"](), bool(found["orca_jax_ask_for_amx"]()), opened.name)
 
 
 def _from_wheel() -> _Opened | None:

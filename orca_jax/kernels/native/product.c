@@ -12,7 +12,7 @@
 //
 // A tile is some rows of x by a block of columns. Its sums stay in registers. A word is four bytes of a row: one number in
 // float32, or two neighbours in bfloat16. With AMX, a product in bfloat16 has its numbers in registers of 16 rows of 16
-// words.
+// words. A processor without products of bfloat16 multiplies them in float32, with a row of x converted before.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,41 +34,48 @@
 
 int orca_jax_width(void) { return WIDTH; }
 
-int orca_jax_has_bfloat16(void) {
-#if defined(__AVX512BF16__)
-  return 1;
-#else
-  return 0;
-#endif
-}
-
 // ---- tiles ---------------------------------------------------------------------------------------------------------
 
-typedef Vector Add(Vector sums, Words x, Words y);
+typedef Vector Add(Vector sums, Words x, Words y, int part);
 
-INLINE Vector add_float32(Vector sums, Words x, Words y) { return sums + (Vector)x * (Vector)y; }
+INLINE Vector add_float32(Vector sums, Words x, Words y, int part) {
+  (void)part;
+  return sums + (Vector)x * (Vector)y;
+}
 
+// Both inputs of a word of x; or one after the other, and x is in float32.
 #if defined(__AVX512BF16__)
-INLINE Vector add_bfloat16(Vector sums, Words x, Words y) {
+#define BFLOAT16_PARTS 1
+#define BFLOAT16_ROWS ROWS
+INLINE Vector add_bfloat16(Vector sums, Words x, Words y, int part) {
+  (void)part;
   return (Vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)y);
+}
+#else
+#define BFLOAT16_PARTS 2
+#define BFLOAT16_ROWS (LANES == 16 ? ROWS : 4)  // 8 sums, and both parts of the matrix
+INLINE Vector add_bfloat16(Vector sums, Words x, Words y, int part) {
+  return add_float32(sums, x, part ? (Words)(y & 0xffff0000) : (Words)(y << 16), 0);
 }
 #endif
 
-// `rows` of x by a block of columns. `rows` and `add` are constants.
+// `rows` of x by a block of columns. `rows`, `parts` and `add` are constants.
 INLINE void packed_tile(const uint32_t *x, const uint32_t *block, float *out, int64_t words, int64_t outputs,
-                        const int rows, Add add) {
+                        const int rows, const int parts, Add add) {
   Vector sums[ROWS][2];
   for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = (Vector){0};
   for (int64_t i = 0; i < words; i++) {
-    const Words *part = (const Words *)(block + i * WIDTH);
-    const Words first = part[0], second = part[1];
-    __builtin_prefetch(part + 2 * AHEAD);
-    __builtin_prefetch(part + 2 * AHEAD + 1);
-    for (int r = 0; r < rows; r++) {
-      const uint32_t word = x[r * words + i];
-      const Words all = SAME(word);
-      sums[r][0] = add(sums[r][0], all, first);
-      sums[r][1] = add(sums[r][1], all, second);
+    const Words *at = (const Words *)(block + i * WIDTH);
+    __builtin_prefetch(at + 2 * AHEAD);
+    __builtin_prefetch(at + 2 * AHEAD + 1);
+    for (int part = 0; part < parts; part++) {
+      const Words first = at[0], second = at[1];
+      for (int r = 0; r < rows; r++) {
+        const uint32_t word = x[(r * words + i) * parts + part];
+        const Words all = SAME(word);
+        sums[r][0] = add(sums[r][0], all, first, part);
+        sums[r][1] = add(sums[r][1], all, second, part);
+      }
     }
   }
   for (int r = 0; r < rows; r++) {
@@ -169,34 +176,34 @@ static int uses_amx(const Product *p) {
 
 // ---- blocks of columns ---------------------------------------------------------------------------------------------
 
-#define CASE(count, add)                                                \
-  case count:                                                           \
-    packed_tile(x, columns, out, p->words, p->outputs, count, add);     \
+#define CASE(count, ...)                                                           \
+  case count:                                                                      \
+    packed_tile(x, columns, out, p->words, p->outputs, count, __VA_ARGS__);        \
     break;
-#define UP_TO_6(add) CASE(1, add) CASE(2, add) CASE(3, add) CASE(4, add) CASE(5, add) CASE(6, add)
+#define UP_TO_6(...)                                                               \
+  CASE(1, __VA_ARGS__) CASE(2, __VA_ARGS__) CASE(3, __VA_ARGS__)                   \
+  CASE(4, __VA_ARGS__) CASE(5, __VA_ARGS__) CASE(6, __VA_ARGS__)
 #if LANES == 16
-#define TILES(add) UP_TO_6(add) CASE(7, add) CASE(8, add) CASE(9, add) CASE(10, add) CASE(11, add) CASE(12, add)
+#define TILES(...)                                                                 \
+  UP_TO_6(__VA_ARGS__) CASE(7, __VA_ARGS__) CASE(8, __VA_ARGS__)                   \
+  CASE(9, __VA_ARGS__) CASE(10, __VA_ARGS__) CASE(11, __VA_ARGS__) CASE(12, __VA_ARGS__)
 #else
 #define TILES UP_TO_6
 #endif
 
 // All rows of x by one block, in tiles as large as possible: only the first one waits for the memory.
-#define BLOCK(name, add)                                                  \
-  static void name(const Product *p, int64_t block) {                     \
-    const uint32_t *columns = p->matrix + block * WIDTH * p->words;       \
-    for (int64_t row = 0; row < p->rows; row += ROWS) {                   \
-      const uint32_t *x = p->x + row * p->words;                          \
-      float *out = p->out + row * p->outputs + block * WIDTH;             \
-      switch (p->rows - row < ROWS ? p->rows - row : ROWS) { TILES(add) } \
-    }                                                                     \
+#define BLOCK(name, most, parts, add)                                              \
+  static void name(const Product *p, int64_t block) {                              \
+    const uint32_t *columns = p->matrix + block * WIDTH * p->words;                \
+    for (int64_t row = 0; row < p->rows; row += most) {                            \
+      const uint32_t *x = p->x + row * p->words * parts;                           \
+      float *out = p->out + row * p->outputs + block * WIDTH;                      \
+      switch (p->rows - row < most ? p->rows - row : most) { TILES(parts, add) }   \
+    }                                                                              \
   }
 
-BLOCK(packed_float32, add_float32)
-#if defined(__AVX512BF16__)
-BLOCK(packed_bfloat16, add_bfloat16)
-#else
-#define packed_bfloat16 packed_float32  // never called: see the call
-#endif
+BLOCK(packed_float32, ROWS, 1, add_float32)
+BLOCK(packed_bfloat16, BFLOAT16_ROWS, BFLOAT16_PARTS, add_bfloat16)
 
 // Products with the same x. Their blocks are counted one after the other.
 typedef struct {
@@ -217,6 +224,13 @@ static void multiply_blocks(const void *list, int64_t begin, int64_t end) {
   if (with_amx) release_amx();
 }
 
+// Numbers in bfloat16 as float32, in new memory; NULL if there is none.
+static uint32_t *widened(const uint16_t *numbers, int64_t count) {
+  uint32_t *wide = malloc(4 * count + 1);
+  for (int64_t i = 0; wide != NULL && i < count; i++) wide[i] = (uint32_t)numbers[i] << 16;
+  return wide;
+}
+
 // ---- the call ------------------------------------------------------------------------------------------------------
 
 // Arguments: x; then for each product a stack of packed matrices and its place. Results: those of the products.
@@ -229,10 +243,9 @@ XLA_FFI_Error *orca_jax_packed_products(XLA_FFI_CallFrame *frame) {
   const XLA_FFI_Buffer *x = frame->args.args[0];
   const int64_t devices = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[0])->value;
   const int is_float32 = x->dtype == XLA_FFI_DataType_F32;
-  if (!is_float32 && (x->dtype != XLA_FFI_DataType_BF16 || !orca_jax_has_bfloat16()))
-    return refuse(frame, "this processor does not multiply bfloat16");
+  if (!is_float32 && x->dtype != XLA_FFI_DataType_BF16) return refuse(frame, "x is not in float32 or bfloat16");
   const int64_t each = is_float32 ? 1 : 2, words = x->dims[1] / each;
-  int64_t blocks = 0;
+  int64_t blocks = 0, rows = 0;
   for (int64_t i = 0; i < list.count; i++) {
     const XLA_FFI_Buffer *stack = frame->args.args[1 + 2 * i], *given = frame->args.args[2 + 2 * i];
     const XLA_FFI_Buffer *out = frame->rets.rets[i];
@@ -245,6 +258,7 @@ XLA_FFI_Error *orca_jax_packed_products(XLA_FFI_CallFrame *frame) {
     if (!read_place(&place, given, stack, x->dims[0]))
       return refuse(frame, "a stack of packed matrices has no such place");
     blocks += list.blocks[i] = stack->dims[1];
+    rows = place.rows > rows ? place.rows : rows;
     list.products[i] = (Product){
         .x = x->data,
         .matrix = (const uint32_t *)stack->data + place.layer * list.blocks[i] * WIDTH * words,
@@ -255,6 +269,12 @@ XLA_FFI_Error *orca_jax_packed_products(XLA_FFI_CallFrame *frame) {
         .is_float32 = is_float32,
     };
   }
+  uint32_t *wide = NULL;
+  if (!is_float32 && BFLOAT16_PARTS == 2) {
+    if ((wide = widened(x->data, rows * x->dims[1])) == NULL) return refuse(frame, "there is no memory for a product");
+    for (int64_t i = 0; i < list.count; i++) list.products[i].x = wide;
+  }
   share_blocks(frame, multiply_blocks, &list, blocks, 4 * words * blocks * WIDTH, devices);
+  free(wide);
   return NULL;
 }

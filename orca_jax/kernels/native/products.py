@@ -14,7 +14,7 @@ from orca_jax.kernels.native.library import Library
 
 def can_pack(library: Library, inputs: int, outputs: int, dtype: jnp.dtype) -> bool:
     """True if a matrix of this shape, as one device holds it, can be packed."""
-    return _has_type(library, dtype) and inputs % inputs_each(dtype) == 0 and outputs % library.width == 0
+    return dtype in (jnp.float32, jnp.bfloat16) and inputs % inputs_each(dtype) == 0 and outputs % library.width == 0
 
 
 def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]:
@@ -100,7 +100,3 @@ def packed_columns(packed: Float[Array, "N J W"], columns: Int[Array, "T"], widt
 def inputs_each(dtype: jnp.dtype) -> int:
     """Inputs of a matrix in four bytes."""
     return 2 if dtype == jnp.bfloat16 else 1
-
-
-def _has_type(library: Library, dtype: jnp.dtype) -> bool:
-    return dtype == jnp.float32 or (dtype == jnp.bfloat16 and library.has_bfloat16)

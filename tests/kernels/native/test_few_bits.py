@@ -99,7 +99,7 @@ def test_a_packed_matrix_has_all_numbers(bits: int, groups: int, blocks: int, gr
 
 def test_the_shapes_of_the_library() -> None:
     """Groups on the edge of a device become smaller ones; a single group has the inputs of all devices."""
-    wide = Library(32, has_bfloat16=False)
+    wide = Library(32)
     assert api.can_pack_bits(wide, 2816, 64, 22) and not api.can_pack_bits(wide, 2816, 48, 22)
     assert api.can_pack_bits(wide, 384, 32, 3, 2) and not api.can_pack_bits(wide, 384, 32, 3, 8)
     assert api.can_pack_bits(wide, 96, 32, 1) and not api.can_pack_bits(wide, 48, 32, 1)

@@ -277,7 +277,6 @@ def test_the_library_for_all_processors(tmp_path: Path) -> None:
         assert all(hasattr(made, f"{name}_{part.level}") for name in parts.FUNCTIONS[part.source])
     found = library._functions(made, parts.names_for(library.all_cpu_flags()))
     assert found["orca_jax_width"]() == library_of().width
-    assert bool(found["orca_jax_has_bfloat16"]()) == library_of().has_bfloat16
 
 
 @needs_library

@@ -23,7 +23,7 @@ from tests.kernels.native.machine import library_of, needs_library
 from tests.model.reference import dense_attention, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-WIDE = Library(32, has_bfloat16=True)
+WIDE = Library(32)
 IDS = np.arange(3, 40)
 
 
@@ -44,7 +44,7 @@ def shapes(devices: int, library: Library = WIDE) -> nnx.State:
 @cache
 def random(dtype: DType, devices: int, *, is_packed: bool) -> Decoder:
     decoder = random_decoder(model(), dtype=dtype, mesh=mesh_of(devices))
-    library = library_of(dtype) if is_packed else None
+    library = library_of() if is_packed else None
     arrange("cpu", decoder, library)
     if library is not None:
         decoder.pack(library, devices)

@@ -123,7 +123,7 @@ def test_shapes_are_those_of_the_packed_values(kind: Quantization) -> None:
 
 def test_what_the_library_does_not_read_stays() -> None:
     """Values of fp8, and matrices without whole blocks on each device."""
-    wide = Library(1 << 20, has_bfloat16=True)
+    wide = Library(1 << 20)
     for decoder in (packed(drawn("fp8", "float32", 1), library_of(), 1), packed(drawn("int8", "float32", 1), wide, 1)):
         kernels = [layer.kernel for block in decoder.blocks for layer in block.linear_layers]
         assert {type(kernel) for kernel in kernels} == {QuantisedMatrix}
