@@ -35,7 +35,10 @@ To repeat it, without torch or any peer in the environment of orca-jax:
 """
 _SHAPES = """\
 Offline, with random weights of the shapes in `lab/peers/shapes`, some 600 million numbers: LFM2 with short convolutions
-in ten of 16 layers, and gpt-oss with 16 experts. `--max-num-seqs` and `--peer-max-num-seqs` are the streams.
+in ten of 16 layers, and gpt-oss with 16 experts, sinks and windows. `--max-num-seqs` and `--peer-max-num-seqs` are the
+streams: `python -m lab peers --peer vllm --modes compiled --dtype bfloat16 --offline --model lab/peers/shapes/NAME`,
+and after it `-- --tensor-parallel-size 1`, one device with two threads. On a processor with AVX2 alone, vLLM multiplies
+bfloat16 by PyTorch, since oneDNN has no such product (its warning says so).
 
 """
 _PAIRS = ("orca-jax", "peer's", "ratio", "range", "requests", "measured")
@@ -71,11 +74,16 @@ def page(results: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]] = ()) -
 
 
 def _machine(results: Mapping[str, Any]) -> str:
-    hardware, config = results["hardware"], results["config"]
+    config = results["config"]
     return (
-        f"\n{hardware['cpu']} ({', '.join(hardware['cpu_flags'])}), {hardware['cores']} cores; {config['model']}, "
-        f"random weights, --trace {config['trace']}, seed {config['seed']}.\n"
+        f"\n{_processor(results)}; {config['model']}, random weights, --trace {config['trace']}, "
+        f"seed {config['seed']}.\n"
     )
+
+
+def _processor(results: Mapping[str, Any]) -> str:
+    hardware = results["hardware"]
+    return f"{hardware['cpu']} ({', '.join(hardware['cpu_flags'])}), {hardware['cores']} cores"
 
 
 def _shapes(shapes: Sequence[Mapping[str, Any]]) -> Iterable[str]:
@@ -90,8 +98,8 @@ def _shapes(shapes: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             model = [Path(config["model"]).name, str(config["max_num_seqs"]), f"{peer}, {mode}", dtype]
             rows.append([*model, *_pairs(one)])
     yield _table(["model", "streams", "peer", "type", *_PAIRS], rows)
-    yield from map(_machine, shapes[:1])
-    yield from _versions(shapes[0])
+    yield f"\n{_processor(shapes[0])}; --trace {shapes[0]['config']['trace']}, seed {shapes[0]['config']['seed']}.\n\n"
+    yield from (_side(name, side) for name, side in sorted(shapes[0]["sides"].items()))
 
 
 def _offline(results: Mapping[str, Any]) -> Iterable[str]:
@@ -153,13 +161,16 @@ def _missing(results: Mapping[str, Any]) -> Iterable[str]:
 
 def _versions(results: Mapping[str, Any]) -> Iterable[str]:
     yield "\n## Versions and settings\n\n"
-    for name, side in sorted(results["sides"].items()):
-        found = side.get("versions") or {key: side["hardware"][key] for key in ("jax", "python")}
-        shown = [f"{key} {value}" for key, value in found.items()]
-        config = side.get("config", {})
-        shown += [f"`{' '.join(config['flags'])}`"] if "flags" in config else []
-        shown += [config["version"]] if "version" in config else []
-        yield f"- {name}: {', '.join(shown)}\n"
+    yield from (_side(name, side) for name, side in sorted(results["sides"].items()))
+
+
+def _side(name: str, side: Mapping[str, Any]) -> str:
+    found = side.get("versions") or {key: side["hardware"][key] for key in ("jax", "python")}
+    shown = [f"{key} {value}" for key, value in found.items()]
+    config = side.get("config", {})
+    shown += [f"`{' '.join(config['flags'])}`"] if "flags" in config else []
+    shown += [config["version"]] if "version" in config else []
+    return f"- {name}: {', '.join(shown)}\n"
 
 
 def _cells(name: str) -> list[str]:
