@@ -19,7 +19,8 @@ from orca_jax.kernels.matmul import matmul
 from orca_jax.kernels.native import Library
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
 from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm
-from orca_jax.model.packed.matrices import PackedMatrix, has_packed_form, packed_experts, packed_matrix
+from orca_jax.model.packed.bits import PackedBitsMatrix, has_packed_bits, packed_bits, packed_experts
+from orca_jax.model.packed.matrices import PackedMatrix, has_packed_form, packed_matrix
 from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 
@@ -89,8 +90,8 @@ class Experts(nnx.Module):
         chosen, weights = self.route(routed)
         kernels = ExpertKernels(_stored(self.gate), _stored(self.up), _stored(self.down), self._biases())
         form, implementation = KernelForm(), None
-        if isinstance(self.up, PackedMatrix):
-            form, implementation = packed_experts(self.up), "blocks"
+        if isinstance(self.up, PackedMatrix | PackedBitsMatrix):
+            form, implementation = packed_experts(self.up), "ragged"
         elif isinstance(self.up, QuantisedExperts):
             form = self.up.form
         inputs, weights = (x * weights, jnp.ones_like(weights)) if self.weighs_inputs else (x, weights)
@@ -100,11 +101,13 @@ class Experts(nnx.Module):
 
     def pack(self, library: Library, num_devices: int) -> None:
         """Replace the matrices of all experts by their packed forms, on one device and if all have one."""
+        if self.mesh is not None and self.mesh.size > 1:
+            return
         matrices = {name: held for name in ("gate", "up", "down") if (held := getattr(self, name)) is not None}
-        is_alone = self.mesh is None or self.mesh.size == 1
-        if is_alone and all(type(held) is nnx.Param and has_packed_form(held, library) for held in matrices.values()):
+        if all([_has_packed_form(held, library) for held in matrices.values()]):
             for name, held in matrices.items():
-                setattr(self, name, packed_matrix(held, library, num_devices))
+                pack = packed_bits if isinstance(held, QuantisedExperts) else packed_matrix
+                setattr(self, name, pack(held, library, num_devices))
 
     def _biases(self) -> ExpertBiases | None:
         """The biases of the experts. Each device has its part of those that are added after the projections back."""
@@ -145,10 +148,18 @@ class Experts(nnx.Module):
         return chosen, weights if rules.scale == 1 else weights * rules.scale
 
 
-def _stored(matrices: nnx.Param[Array] | QuantisedExperts | None) -> Any:
+def _has_packed_form(held: Any, library: Library) -> bool:
+    if isinstance(held, QuantisedExperts):
+        return has_packed_bits(held, library)
+    return type(held) is nnx.Param and has_packed_form(held, library)
+
+
+def _stored(matrices: nnx.Param[Array] | QuantisedExperts | PackedBitsMatrix | None) -> Any:
     """The arrays of the matrices of all experts."""
     if matrices is None:
         return None
+    if isinstance(matrices, PackedBitsMatrix):
+        return matrices.packed
     return matrices.parts if isinstance(matrices, QuantisedExperts) else matrices[...]
 
 

@@ -184,9 +184,14 @@ class QuantisedExperts(_StoredParts):
         self, parts: Quantised, axes: tuple[str, str, str], kind: Quantization, dtype: jnp.dtype, *, is_stacked: bool
     ) -> None:
         super().__init__(parts, axes, kind, is_stacked=is_stacked)
-        self.form = KernelForm(
-            multiply=partial(quantised_matmul, kind=kind, dtype=dtype), expand=partial(expand, kind=kind, dtype=dtype)
-        )
+        self.kind: Quantization = kind
+        self.dtype = dtype
+
+    @property
+    def form(self) -> KernelForm:
+        """The arithmetic of the matrices."""
+        of_kind = {"kind": self.kind, "dtype": self.dtype}
+        return KernelForm(partial(quantised_matmul, **of_kind), partial(expand, **of_kind))
 
 
 class QuantisedTable(nnx.Module):

@@ -2,7 +2,7 @@
 
     dense   the oracle, and for GPUs: every expert on every token (`dense.py`)
     blocks  for CPUs: a loop over the experts in use, each on blocks of its tokens (`blocks.py`)
-    ragged  for TPUs: `jax.lax.ragged_dot` on the tokens sorted by expert (`ragged.py`)
+    ragged  for TPUs, and for kernels with grouped products: one product for the tokens of all experts (`ragged.py`)
 
 XLA has ragged products for TPUs only. Elsewhere it computes them as products of every choice with every expert: even
 more work than the oracle. On a GPU a loop with a dynamic trip count waits for the host at every pass. There `dense`
@@ -46,7 +46,8 @@ def expert_mlp(
         weights: the weights of these experts.
         kernels: the matrices of all experts.
         activation: of the gate and the vector beside it.
-        form: the arithmetic of the kernels; `blocks` multiplies with stored kernels, and the others expand them all.
+        form: the arithmetic of the kernels; `blocks` multiplies with stored kernels, `ragged` by grouped products if
+            there are some, and else all kernels are expanded.
         implementation: the name of a backend; None takes the default of the platform.
 
     Raises:

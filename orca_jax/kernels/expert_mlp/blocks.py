@@ -32,12 +32,12 @@ def mix_experts(
     rows = x[jnp.pad(choices.token, (0, size))]
 
     def run(expert: Array, first: Array, out: Array) -> Array:
-        own = kernels.of(expert, form)  # once for all blocks
+        own = kernels.of(expert)  # once for all blocks
 
         def block(index: Array, out: Array) -> Array:
-            start, left = first + index * size, jnp.minimum(choices.sizes[expert] - index * size, size)
+            start = first + index * size
             own_rows = lax.dynamic_slice_in_dim(rows, start, size)
-            results = one_expert(own_rows, own.first(left, form), activation, form)
+            results = one_expert(own_rows, own, activation, form)
             return lax.dynamic_update_slice_in_dim(out, results, start, 0)
 
         return lax.fori_loop(0, (choices.sizes[expert] + size - 1) // size, block, out)

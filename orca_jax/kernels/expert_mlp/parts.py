@@ -42,28 +42,12 @@ class ExpertKernels(NamedTuple):
         size: int = jax.tree.leaves(self)[0].shape[0]
         return size
 
-    def of(self, expert: Array, form: "KernelForm") -> "ExpertKernels":
-        """The matrices of one expert in this form."""
-        own = self._each(lambda stack: form.take(stack, expert))
-        return own._replace(biases=None if self.biases is None else _copied(self.biases, expert))
-
-    def first(self, rows: Array, form: "KernelForm") -> "ExpertKernels":
-        """The matrices of one expert, which need not multiply the rows after these."""
-        return self._each(lambda kernel: form.first(kernel, rows))
-
-    def _each(self, change: Callable[[Any], Any]) -> "ExpertKernels":
-        gate, up, down = (None if kernel is None else change(kernel) for kernel in self[:3])
-        return self._replace(gate=gate, up=up, down=down)
-
-
-def _copied[T](stacks: T, expert: Array) -> T:
-    """The arrays of one expert, copied out of the stacks."""
-    own: T = jax.tree.map(lambda stack: jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False), stacks)
-    return own
-
-
-def _unchanged[T](kernel: T, rows: Array) -> T:
-    return kernel
+    def of(self, expert: Array) -> "ExpertKernels":
+        """The matrices of one expert, copied out of the stacks."""
+        own: ExpertKernels = jax.tree.map(
+            lambda stack: jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False), self
+        )
+        return own
 
 
 class KernelForm(NamedTuple):
@@ -72,14 +56,13 @@ class KernelForm(NamedTuple):
     Attributes:
         multiply: `(x, kernel) -> product`: rows times the kernel of one expert, with float32 sums.
         expand: `kernels -> arrays`: the kernels of all experts as plain arrays.
-        take: `(kernels, expert) -> kernel`: that of one expert.
-        first: `(kernel, rows) -> kernel`: one that need not multiply the rows after these.
+        grouped: `(x, stacks, sizes) -> products`: rows in the order of experts times the kernels of these, in one call
+            for all of `stacks`; None for a product of expanded kernels.
     """
 
     multiply: Callable[[Array, Any], Array] = matmul
     expand: Callable[[Any], Array] = lambda kernels: kernels
-    take: Callable[[Any, Array], Any] = _copied
-    first: Callable[[Any, Array], Any] = _unchanged
+    grouped: Callable[[Array, list[Any], Array], list[Array]] | None = None
 
 
 PLAIN = KernelForm()

@@ -1,5 +1,6 @@
-"""Products of sorted tokens with the experts of each, by XLA's `ragged_dot`."""
+"""Products of sorted tokens with the experts of each, by XLA's `ragged_dot` or that of the kernels' form."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,20 +23,27 @@ def mix_experts(
     choices = sort_choices(chosen, kernels.num_experts)
     biases = kernels.biases
     expert = jnp.repeat(jnp.arange(kernels.num_experts), choices.sizes, total_repeat_length=choices.token.shape[0])
+    grouped = form.grouped or partial(_ragged_dots, form)
 
-    def product(x: Array, stored: Any, bias: Array | None) -> Array:
-        kernel = form.expand(stored)
-        rows = jax.lax.ragged_dot(
+    def products(x: Array, stacks: list[Any], biases: list[Array]) -> list[Array]:
+        found = grouped(x, stacks, choices.sizes)
+        return [rows + bias[expert] for rows, bias in zip(found, biases, strict=True)] if biases else found
+
+    inner = [kernel for kernel in (kernels.gate, kernels.up) if kernel is not None]
+    *gate, up = products(x[choices.token], inner, [] if biases is None else [biases.gate, biases.up])
+    hidden = activation(gate[0] if gate else None, up)
+    (results,) = products(hidden, [kernels.down], [] if biases is None else [biases.down])
+    return choices.mix(results, weights)
+
+
+def _ragged_dots(form: KernelForm, x: Float[Array, "A I"], stacks: list[Any], sizes: Int[Array, "X"]) -> list[Array]:
+    return [
+        jax.lax.ragged_dot(
             x.astype(kernel.dtype),
             kernel,
-            choices.sizes,
+            sizes,
             precision=precision_of(kernel),
             preferred_element_type=jnp.float32,
         )
-        return rows if bias is None else rows + bias[expert]
-
-    gate, up, down = (None, None, None) if biases is None else biases
-    rows = x[choices.token]
-    gated = None if kernels.gate is None else product(rows, kernels.gate, gate)
-    hidden = activation(gated, product(rows, kernels.up, up))
-    return choices.mix(product(hidden, kernels.down, down), weights)
+        for kernel in map(form.expand, stacks)
+    ]

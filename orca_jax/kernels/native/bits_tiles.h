@@ -1,5 +1,6 @@
 // Products of few bits, some rows by a part of a block: see few_bits.c.
 
+#include "threads.h"
 #include "vectors.h"
 
 #if LANES == 16
@@ -22,6 +23,7 @@ typedef struct {
   const uint16_t *units;        // none: NULL
   const uint32_t *words;
   float *out;
+  Place place;
   int64_t rows, inputs, outputs, groups, num_units;  // groups of scales, and units of a column
   uint32_t group, unit;                              // inputs of one
   int bits, is_float32, is_half;                     // `is_half`: scales and minima are float16

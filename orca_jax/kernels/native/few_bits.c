@@ -13,6 +13,7 @@
 // 6 bits, words of the low 4 bits of 32 and 16 inputs come before one with the high bits of all of them.
 //
 // A call multiplies the same x by several matrices, whose blocks the threads take as if they were those of one matrix.
+// A product reads one matrix of its stacks, or those of experts, each for its own rows of x.
 //
 // There are two forms. With 16 bits, each GROUP inputs of a row become integers of 16 bits with a scale. Their products
 // are summed exactly, so neither the tile nor the instruction changes a bit; the sums of groups are added in float32.
@@ -23,7 +24,6 @@
 #include <string.h>
 
 #include "bits_tiles.h"
-#include "threads.h"
 
 #define PANEL 120  // rows with their sums in the cache
 #define MOST 8     // matrices of a call
@@ -153,16 +153,31 @@ static void multiply_panel(const Product *p, int64_t row, int64_t rows, int64_t 
       *(Vector *)(p->out + (row + r) * p->outputs + block * WIDTH + half * LANES) = sums[r][half];
 }
 
+// Bytes of a scale or a minimum.
+static int64_t scale_bytes(const Product *p) { return p->units != NULL ? 1 : p->is_half ? 2 : 4; }
+
+// Moves the arrays of a product to another matrix of its stacks.
+static void move_to(Product *p, int64_t index) {
+  const int64_t scales = index * p->groups * p->outputs * scale_bytes(p), kinds = p->minima == NULL ? 1 : 2;
+  p->words += index * p->inputs * p->bits / 32 * p->outputs;
+  p->scales = (const uint8_t *)p->scales + scales;
+  if (p->minima != NULL) p->minima = (const uint8_t *)p->minima + scales;
+  if (p->units != NULL) p->units += index * p->num_units * kinds * p->outputs;
+}
+
 static void multiply_blocks(const void *list, int64_t begin, int64_t end) {
   const List *all = list;
-  for (int64_t i = 0, first = 0; i < all->count; i++) {
-    const Product *p = &all->products[i];
-    const int64_t after = first + p->outputs / WIDTH;
-    for (int64_t block = begin > first ? begin : first; block < (end < after ? end : after); block++)
-      for (int64_t row = 0; row < p->rows; row += PANEL)
-        multiply_panel(p, row, p->rows - row < PANEL ? p->rows - row : PANEL, block - first);
-    first = after;
-  }
+  int64_t first = 0;
+  for (int64_t i = 0; i < all->count; i++)
+    for (Slice slice = {-1}; first < end && next_slice(&slice, &all->products[i].place);) {
+      Product own = all->products[i];
+      move_to(&own, slice.index);
+      const int64_t blocks = own.outputs / WIDTH, last = end < first + blocks ? end : first + blocks;
+      for (int64_t block = begin > first ? begin : first; block < last; block++)
+        for (int64_t row = 0; row < slice.rows; row += PANEL)
+          multiply_panel(&own, slice.row + row, slice.rows - row < PANEL ? slice.rows - row : PANEL, block - first);
+      first += blocks;
+    }
 }
 
 // ---- the call ------------------------------------------------------------------------------------------------------
@@ -177,28 +192,20 @@ static int has_shape(const XLA_FFI_Buffer *buffer, XLA_FFI_DataType dtype, int64
   return buffer->dtype == dtype && dims[0] == layers && dims[1] == blocks && dims[2] == rows && dims[3] == width;
 }
 
-// The part of a stack for one of its matrices; NULL if the stack is empty.
-static const void *in_stack(const XLA_FFI_Buffer *stack, int64_t layer, int64_t size) {
-  const int64_t *dims = stack->dims;
-  return dims[0] > 0 ? (const uint8_t *)stack->data + layer * dims[1] * dims[2] * dims[3] * size : NULL;
-}
-
 // A product from its words, scales, minima, units, index and result. False if their shapes do not fit.
 static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XLA_FFI_Buffer *out) {
   const XLA_FFI_Buffer *words = given[0], *scales = given[1], *minima = given[2], *units = given[3];
   if (words->rank != 4 || scales->rank != 4 || minima->rank != 4 || units->rank != 4) return 0;
-  Place place;
-  if (!read_place(&place, given[4], words, p->rows)) return 0;
+  if (!read_place(&p->place, given[4], words, p->rows)) return 0;
   if (p->inputs < 1 || p->inputs % GROUP) return 0;
   const int has_minima = minima->dims[0] > 0, has_units = units->dims[0] > 0, kinds = has_minima ? 2 : 1;
   p->is_half = scales->dtype == XLA_FFI_DataType_F16;
-  const int64_t layer = place.layer, layers = words->dims[0];
-  const int64_t size = has_units ? 1 : p->is_half ? 2 : 4;  // bytes of a scale
-  p->rows = place.rows;
-  p->scales = in_stack(scales, layer, size);
-  p->minima = in_stack(minima, layer, size);
-  p->units = in_stack(units, layer, 2);
-  p->words = in_stack(words, layer, 4);
+  const int64_t layers = words->dims[0];
+  p->rows = p->place.rows;
+  p->scales = scales->data;
+  p->minima = has_minima ? minima->data : NULL;
+  p->units = has_units ? units->data : NULL;
+  p->words = words->data;
   p->out = out->data;
   p->outputs = out->dims[1];
   p->groups = scales->dims[2];
@@ -212,6 +219,7 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
   p->unit = p->num_units > 0 ? p->inputs / p->num_units : 0;
   const int fits = p->group * p->groups == p->inputs && p->group % PART(p->bits) == 0 &&
                    (!has_units || (p->unit * p->num_units == p->inputs && p->unit % p->group == 0));
+  move_to(p, p->place.first);
   return fits && p->bits >= 4 && p->bits <= 8 && p->bits != 7 && p->outputs % WIDTH == 0 &&
          (p->bits != 6 || !has_minima) &&
          has_shape(words, XLA_FFI_DataType_U32, layers, blocks, p->inputs * p->bits / 32, WIDTH) &&
@@ -251,8 +259,9 @@ XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
     };
     fits = read_product(p, (const XLA_FFI_Buffer *const *)frame->args.args + 1 + 5 * i, frame->rets.rets[i]);
     fits = fits && p->rows == list.products[0].rows;
-    blocks += p->outputs / WIDTH;
-    bytes += inputs * p->outputs * p->bits / 8;
+    const int64_t slices = count_slices(&p->place);
+    blocks += slices * p->outputs / WIDTH;
+    bytes += slices * inputs * p->outputs * p->bits / 8;
   }
   if (fits) {
     share_blocks(frame, prepare_groups, &list, inputs / GROUP, 4 * rows * inputs, devices);

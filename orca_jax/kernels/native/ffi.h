@@ -21,15 +21,45 @@ static inline XLA_FFI_Error *refuse(XLA_FFI_CallFrame *frame, const char *messag
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 
-// A matrix of a stack, and the number of the first rows of x that it multiplies. Nothing is written for other rows.
+// Matrices of a stack from `first` on, and the rows of x that each multiplies: as many as `sizes` says, one matrix after
+// the other, and none after `rows`. Nothing is written for other rows.
 typedef struct {
-  int64_t layer, rows;
+  int64_t first, count, rows;
+  const int32_t *sizes;
 } Place;
 
-// True if the argument is the place of a matrix in this stack.
+// The rows of x of one of these matrices, by its index from `first` on.
+typedef struct {
+  int64_t index, row, rows;
+} Slice;
+
+// True for the next matrix with rows. The first one follows on {-1}.
+static inline int next_slice(Slice *slice, const Place *place) {
+  slice->row += slice->rows;
+  while (++slice->index < place->count) {
+    const int64_t left = place->rows - slice->row, size = place->sizes[slice->index];
+    slice->rows = size < left ? size : left;
+    if (slice->rows > 0) return 1;
+  }
+  return 0;
+}
+
+// The number of matrices with rows.
+static inline int64_t count_slices(const Place *place) {
+  int64_t count = 0;
+  for (Slice slice = {-1}; next_slice(&slice, place);) count++;
+  return count;
+}
+
+// True if the argument is a place in this stack: `first`, and sizes that are not negative. x has so many rows.
 static inline int read_place(Place *place, const XLA_FFI_Buffer *given, const XLA_FFI_Buffer *stack, int64_t rows) {
-  if (given->dtype != XLA_FFI_DataType_S32 || given->rank != 1 || given->dims[0] != 2 || stack->rank < 1) return 0;
+  if (given->dtype != XLA_FFI_DataType_S32 || given->rank != 1 || given->dims[0] < 2 || stack->rank < 1) return 0;
   const int32_t *numbers = given->data;
-  *place = (Place){numbers[0], numbers[1] < rows ? numbers[1] : rows};
-  return place->layer >= 0 && place->layer < stack->dims[0] && place->rows >= 0;
+  *place = (Place){numbers[0], given->dims[0] - 1, 0, numbers + 1};
+  for (int64_t i = 0; i < place->count; i++) {
+    if (place->sizes[i] < 0) return 0;
+    place->rows += place->sizes[i];
+  }
+  if (place->rows > rows) place->rows = rows;
+  return place->first >= 0 && place->first + place->count <= stack->dims[0];
 }

@@ -6,9 +6,9 @@
 //     float32    [O / WIDTH, I, WIDTH]
 //     bfloat16   [O / WIDTH, I / 2, WIDTH, 2]: inputs 2i and 2i + 1 of a column are neighbours
 //
-// A stack [L, ...] of packed matrices is an argument with the index of the one that is read, and the number of the first
-// rows of x that count: nothing is written for others. A call multiplies the same x
-// by several matrices, whose blocks the threads take as if they were those of one matrix.
+// A stack [L, ...] of packed matrices is an argument with the place of those that are read: one, with the number of the
+// first rows of x that count, or those of experts, each with its own rows. Nothing is written for others. A call
+// multiplies the same x by several matrices, whose blocks the threads take as if they were those of one matrix.
 //
 // A tile is some rows of x by a block of columns. Its sums stay in registers. A word is four bytes of a row: one number in
 // float32, or two neighbours in bfloat16. With AMX, a product in bfloat16 has its numbers in registers of 16 rows of 16
@@ -169,10 +169,7 @@ static void load_shapes(int64_t rows) { (void)rows; }
 static void release_amx(void) {}
 #endif
 
-// A register of 0 rows is a fault of the processor.
-static int uses_amx(const Product *p) {
-  return may_use_amx && !p->is_float32 && p->words % AMX_SIDE == 0 && p->rows > 0;
-}
+static int uses_amx(const Product *p) { return may_use_amx && !p->is_float32 && p->words % AMX_SIDE == 0; }
 
 // ---- blocks of columns ---------------------------------------------------------------------------------------------
 
@@ -207,21 +204,35 @@ BLOCK(packed_bfloat16, BFLOAT16_ROWS, BFLOAT16_PARTS, add_bfloat16)
 
 // Products with the same x. Their blocks are counted one after the other.
 typedef struct {
-  int64_t count, blocks[MOST];
+  int64_t count;
+  Place places[MOST];
   Product products[MOST];
 } List;
 
+// The product of one matrix of a stack.
+static Product product_of(const Product *p, const Slice *slice) {
+  Product own = *p;
+  own.x += slice->row * p->words * (p->is_float32 ? 1 : BFLOAT16_PARTS);
+  own.matrix += slice->index * p->outputs * p->words;
+  own.out += slice->row * p->outputs;
+  own.rows = slice->rows;
+  return own;
+}
+
 static void multiply_blocks(const void *list, int64_t begin, int64_t end) {
   const List *all = list;
-  const int with_amx = uses_amx(&all->products[0]);
-  if (with_amx) load_shapes(all->products[0].rows);
-  for (int64_t i = 0, first = 0; i < all->count; first += all->blocks[i++]) {
-    const Product *p = &all->products[i];
-    const int64_t last = end < first + all->blocks[i] ? end : first + all->blocks[i];
-    for (int64_t block = begin > first ? begin : first; block < last; block++)
-      (p->is_float32 ? packed_float32 : with_amx ? packed_amx : packed_bfloat16)(p, block - first);
-  }
-  if (with_amx) release_amx();
+  int64_t first = 0;
+  for (int64_t i = 0; i < all->count; i++)
+    for (Slice slice = {-1}; first < end && next_slice(&slice, &all->places[i]);) {
+      const Product own = product_of(&all->products[i], &slice);
+      const int64_t blocks = own.outputs / WIDTH, last = end < first + blocks ? end : first + blocks;
+      const int with_amx = begin < first + blocks && uses_amx(&own);
+      if (with_amx) load_shapes(own.rows);
+      for (int64_t block = begin > first ? begin : first; block < last; block++)
+        (own.is_float32 ? packed_float32 : with_amx ? packed_amx : packed_bfloat16)(&own, block - first);
+      if (with_amx) release_amx();
+      first += blocks;
+    }
 }
 
 // Numbers in bfloat16 as float32, in new memory; NULL if there is none.
@@ -254,16 +265,15 @@ XLA_FFI_Error *orca_jax_packed_products(XLA_FFI_CallFrame *frame) {
     if (x->dims[1] % each || stack->dims[2] != words || stack->dims[3] != each * WIDTH ||
         stack->dims[1] * WIDTH != out->dims[1] || devices < 1)
       return refuse(frame, "the shapes of a product do not fit");
-    Place place;
-    if (!read_place(&place, given, stack, x->dims[0]))
+    Place *place = &list.places[i];
+    if (!read_place(place, given, stack, x->dims[0]))
       return refuse(frame, "a stack of packed matrices has no such place");
-    blocks += list.blocks[i] = stack->dims[1];
-    rows = place.rows > rows ? place.rows : rows;
+    blocks += count_slices(place) * stack->dims[1];
+    rows = place->rows > rows ? place->rows : rows;
     list.products[i] = (Product){
         .x = x->data,
-        .matrix = (const uint32_t *)stack->data + place.layer * list.blocks[i] * WIDTH * words,
+        .matrix = (const uint32_t *)stack->data + place->first * out->dims[1] * words,
         .out = out->data,
-        .rows = place.rows,
         .words = words,
         .outputs = out->dims[1],
         .is_float32 = is_float32,

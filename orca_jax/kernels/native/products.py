@@ -37,16 +37,17 @@ def pack(matrix: Float[Array, "*L I O"], width: int) -> Float[Array, "*L N J W"]
 class LayerRows(NamedTuple):
     """A matrix of a stack, and the number of the first rows of x that it multiplies.
 
-    The results of other rows are undefined.
+    With X numbers of rows, X matrices from this one on multiply as many rows each, one after the other. The results of
+    other rows are undefined.
     """
 
     layer: Int[Array, ""]
-    rows: Int[Array, ""]
+    rows: Int[Array, ""] | Int[Array, "X"]
 
     @property
-    def operand(self) -> Int[Array, "2"]:
+    def operand(self) -> Int[Array, "Y"]:
         """The argument of the library."""
-        return jnp.stack([jnp.asarray(value, jnp.int32) for value in self])
+        return jnp.concatenate([jnp.atleast_1d(jnp.asarray(value, jnp.int32)) for value in self])
 
 
 def first_layer(num_rows: int | Int[Array, ""]) -> LayerRows:

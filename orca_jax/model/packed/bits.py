@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from orca_jax.kernels.expert_mlp import KernelForm
 from orca_jax.kernels.matmul import Quantised
 from orca_jax.kernels.native import (
     INPUTS,
@@ -23,10 +24,11 @@ from orca_jax.kernels.native import (
     can_pack_bits,
     few_bits_products,
     pack_bits,
+    packed_products,
     unpack_columns,
 )
 from orca_jax.model.packed.matrices import PackedLayout, PackedMatrix, layout_of, on_shards, transposed
-from orca_jax.model.quantise import QuantisedMatrix, QuantisedTable, few_bits
+from orca_jax.model.quantise import QuantisedExperts, QuantisedMatrix, QuantisedTable, few_bits
 from orca_jax.model.sharding import MESH_AXES, partition_spec
 
 
@@ -151,17 +153,37 @@ class PackedBitsTable(PackedBitsMatrix):
         return _products([self], [packed], hidden)[0]
 
 
-def packed_bits(held: QuantisedMatrix, library: Library, num_devices: int) -> QuantisedMatrix | PackedBitsMatrix:
-    """The packed form of a quantised matrix, or `held` itself if its shape or kind has none.
+def packed_bits[Held: QuantisedMatrix | QuantisedExperts](
+    held: Held, library: Library, num_devices: int
+) -> Held | PackedBitsMatrix:
+    """The packed form of a quantised matrix or of those of all experts, or `held` itself if its shape or kind has none.
 
     Args:
-        held: a single matrix of arrays or of sharded shapes, with logical axes.
+        held: matrices of a single layer, arrays or sharded shapes with logical axes.
         library: the library of the product.
         num_devices: that share the processors of this machine.
     """
     layout = layout_of(held.values, library, num_devices)
     packed = _packed_bits(held.values, held.scale, held.kind, layout, library)
     return held if packed is None else PackedBitsMatrix(packed, layout, _form(held.dtype, library))
+
+
+def has_packed_bits(held: QuantisedExperts, library: Library) -> bool:
+    """True if `packed_bits` returns a packed form."""
+    return _can_pack(held.parts, held.kind, layout_of(held.values, library, 1), library)
+
+
+def packed_experts(held: PackedMatrix | PackedBitsMatrix) -> KernelForm:
+    """The arithmetic of packed matrices of experts on one device; `held` has one of their projections."""
+    layout = held.layout if isinstance(held, PackedBitsMatrix) else held.get_metadata("layout")
+
+    def grouped(x: Float[Array, "A I"], stacks: list[Any], sizes: Int[Array, "X"]) -> list[Array]:
+        place = LayerRows(jnp.int32(0), sizes)
+        if isinstance(held, PackedMatrix):
+            return packed_products(x, [Packed(stack, place) for stack in stacks], layout.num_devices)
+        return few_bits_products(x, [replace(stack, place=place) for stack in stacks], held.dtype, layout.num_devices)
+
+    return KernelForm(grouped=grouped)
 
 
 def packed_bits_table(held: QuantisedTable, library: Library, num_devices: int) -> QuantisedTable | PackedBitsTable:
@@ -181,15 +203,9 @@ def _packed_bits(
 ) -> PackedBits | None:
     """The packed form of stored values and scales, or its shapes; None if there is none."""
     stored = Quantised(values.get_value(), scale.get_value())
-    if form == "fp8":
+    if not _can_pack(stored, form, layout, library):
         return None
-    inputs, outputs = layout.axes
-    splits = 1 if MESH_AXES[inputs] is None else layout.mesh.size
-    shape = jax.eval_shape(partial(few_bits, form=form), stored)
-    (size, columns), num_groups = shape.values.shape, shape.scales.shape[0]
-    own = columns // (1 if MESH_AXES[outputs] is None else layout.mesh.size)
-    if not can_pack_bits(library, size, own, num_groups, splits):
-        return None
+    splits = _splits(layout)[0]
     shapes = jax.eval_shape(partial(_pack_stored, form=form, width=layout.width, splits=splits), stored)
     shardings = _bits_shardings(layout, shapes)
     if isinstance(stored.values, jax.ShapeDtypeStruct):
@@ -239,7 +255,7 @@ def stored_bits(
 def _stored_shapes(sizes: tuple[int, int], layout: PackedLayout, form: BitsForm) -> PackedBits | None:
     """The shapes of a matrix with inputs and outputs of these sizes; None if it has no packed form."""
     (inputs, outputs), (bits, group, has_minima, unit) = sizes, form
-    splits, parts = (1 if MESH_AXES[axis] is None else layout.mesh.size for axis in layout.axes[-2:])
+    splits, parts = _splits(layout)
     if inputs // splits % max(INPUTS, group * unit) or outputs // parts % layout.width:
         return None
 
@@ -287,7 +303,29 @@ def _sharded(shapes: PackedBits, shardings: PackedBits) -> PackedBits:
     return sharded
 
 
+def _can_pack(stored: Quantised, form: str, layout: PackedLayout, library: Library) -> bool:
+    if form == "fp8":
+        return False
+    shape = jax.eval_shape(lambda stored: few_bits(_first(stored), form), stored)
+    (inputs, outputs), (splits, parts) = shape.values.shape, _splits(layout)
+    return can_pack_bits(library, inputs, outputs // parts, shape.scales.shape[0], splits)
+
+
+def _splits(layout: PackedLayout) -> tuple[int, int]:
+    """The devices over which inputs and outputs are split."""
+    splits, parts = (1 if MESH_AXES[axis] is None else layout.mesh.size for axis in layout.axes[-2:])
+    return splits, parts
+
+
+def _first(stored: Quantised) -> Quantised:
+    """The values and scales of a matrix, or of the first expert."""
+    return stored if stored.values.ndim == 2 else Quantised(stored.values[0], stored.scale[0])
+
+
 def _pack_stored(stored: Quantised, form: str, width: int, splits: int) -> PackedBits:
+    if stored.values.ndim > 2:  # experts, one by one: the temporary memory is that of one
+        packed: PackedBits = jax.lax.map(partial(_pack_stored, form=form, width=width, splits=splits), stored)
+        return packed
     return pack_bits(few_bits(stored, form), width, splits)
 
 

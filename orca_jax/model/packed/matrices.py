@@ -15,9 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp import KernelForm
 from orca_jax.kernels.native import (
-    LayerRows,
     Library,
     Packed,
     can_pack,
@@ -25,7 +23,6 @@ from orca_jax.kernels.native import (
     inputs_each,
     pack,
     packed_columns,
-    packed_product,
     packed_products,
 )
 from orca_jax.model.sharding import MESH_AXES, TENSOR_AXIS, partition_spec
@@ -151,16 +148,6 @@ def packed_matmuls(
     specs = [Packed._make((PartitionSpec(None, *layout.sharding.spec[-3:]), PartitionSpec())) for layout in layouts]
     packed = [in_stack(matrix.get_value(), len(x) if count is None else count) for matrix in matrices]
     return on_shards(partial(packed_products, devices=layouts[0].num_devices), x, layouts, packed, specs)
-
-
-def packed_experts(matrices: PackedMatrix) -> KernelForm:
-    """The arithmetic of packed matrices [X, N, J, W] of experts on one device. The library reads them in place."""
-    num_devices = matrices.get_metadata("layout").num_devices
-    return KernelForm(
-        partial(packed_product, devices=num_devices),
-        take=lambda stack, expert: Packed(stack, LayerRows(expert, expert)),
-        first=lambda packed, rows: packed._replace(place=packed.place._replace(rows=rows)),
-    )
 
 
 def on_shards[T](

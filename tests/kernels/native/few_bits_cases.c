@@ -40,33 +40,39 @@ static int number_of(const uint32_t *part, int i, int64_t stride, int bits) {
   return found | (rest > 0 ? (last >> (i % 2 * 16 + i / 2 * rest) & ((1u << rest) - 1)) << low : 0);
 }
 
-// Factors have one of three forms: float32, float16, and integers times units, each of the units of all groups.
-static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int bits, int has_minima, int is_float32,
+// Factors have one of three forms: float32, float16, and integers times units, each of the units of all groups. Some
+// matrices multiply the rows one after the other.
+static void run(int64_t rows, int64_t matrices, int64_t groups, int64_t group, int64_t blocks, int bits, int has_minima, int is_float32,
                 int form) {
   const int64_t inputs = groups * group, outputs = blocks * WIDTH, lines = inputs * bits / 32;
-  const int64_t parts = rows * inputs / GROUP, kinds = has_minima ? 2 : 1;
+  const int64_t parts = rows * inputs / GROUP, kinds = has_minima ? 2 : 1, all = matrices * outputs;
+  int32_t sizes[4] = {0};
+  for (int64_t left = rows, i = 0; i < matrices; left -= sizes[i++]) sizes[i] = i == matrices - 1 ? left : rand() % (left + 1);
   float *x = numbers(rows * inputs, -3, 3), *out = numbers(rows * outputs, 0, 1);
-  void *scales = factors_of(form, groups * outputs, 0.001, 0.1);
-  void *minima = has_minima ? factors_of(form, groups * outputs, -1, 1) : NULL;
-  uint16_t *units = form == 2 ? halves(kinds * outputs, 0.001, 0.1) : NULL;
-  uint32_t *words = malloc(lines * outputs * sizeof(uint32_t));
-  for (int64_t i = 0; i < lines * outputs; i++) words[i] = (uint32_t)rand() * 2654435761u;
+  void *scales = factors_of(form, groups * all, 0.001, 0.1);
+  void *minima = has_minima ? factors_of(form, groups * all, -1, 1) : NULL;
+  uint16_t *units = form == 2 ? halves(kinds * all, 0.001, 0.1) : NULL;
+  uint32_t *words = malloc(lines * all * sizeof(uint32_t));
+  for (int64_t i = 0; i < lines * all; i++) words[i] = (uint32_t)rand() * 2654435761u;
   Product p = {.x = x, .scales = scales, .minima = minima, .units = units, .words = words, .out = out, .rows = rows,
                .inputs = inputs, .outputs = outputs, .groups = groups, .num_units = form == 2 ? 1 : 0, .group = group,
                .unit = inputs, .bits = bits,
-               .is_float32 = is_float32, .is_half = form == 1};
+               .is_float32 = is_float32, .is_half = form == 1, .place = {0, matrices, rows, sizes}};
   p.numbers = malloc(parts * GROUP * (is_float32 ? sizeof(float) : sizeof(int16_t)));
   p.sizes = malloc(parts * sizeof(float));
   p.weights = malloc(parts * sizeof(float));
   p.totals = malloc(parts * sizeof(int32_t));
   const List list = {.count = 1, .products = {p}};
   prepare_groups(&list, 0, inputs / GROUP);
-  multiply_blocks(&list, 0, blocks);
-  for (int64_t r = 0; r < rows; r++)
+  const int64_t total = count_slices(&p.place) * blocks, half = rand() % (total + 1);
+  multiply_blocks(&list, 0, half);
+  multiply_blocks(&list, half, total);
+  for (int64_t r = 0, m = 0, last = sizes[0]; r < rows; r++) {
+    while (r >= last) last += sizes[++m];
     for (int64_t o = 0; o < outputs; o++) {
       double sum = 0, size = 0;
       for (int64_t i = 0; i < inputs; i++) {
-        const int64_t block = o / WIDTH, column = o % WIDTH, at = (block * groups + i / group) * WIDTH + column;
+        const int64_t block = m * blocks + o / WIDTH, column = o % WIDTH, at = (block * groups + i / group) * WIDTH + column;
         const uint32_t *part = words + (block * lines + i / PART(bits) * PART(bits) * bits / 32) * WIDTH + column;
         const double value = number_of(part, i % PART(bits), WIDTH, bits);
         const uint16_t *unit = units + block * kinds * WIDTH + column;
@@ -79,6 +85,7 @@ static void run(int64_t rows, int64_t groups, int64_t group, int64_t blocks, int
       const double error = fabs(out[r * outputs + o] - sum) / (size + 1e-30);
       if (!(error <= worst[is_float32])) worst[is_float32] = error;
     }
+  }
   void *made[] = {x, scales, minima, out, words, p.numbers, p.sizes, p.weights, p.totals, units};
   for (int i = 0; i < 10; i++) free(made[i]);
 }
@@ -89,7 +96,7 @@ int main(void) {
     const int bits = all_bits[rand() % 4], halved = bits == 6 && rand() % 2;  // groups of half of GROUP
     const int64_t groups = rand() % 3 == 0 ? 1 : 1 + rand() % 4;
     const int64_t group = halved ? 16 : GROUP * (groups == 1 ? 1 + rand() % 9 : 1 + rand() % 4);
-    run(1 + rand() % (i % 9 ? 20 : 300), halved ? 2 * groups : groups, group, 1 + rand() % 3, bits,
+    run(1 + rand() % (i % 9 ? 20 : 300), 1 + rand() % 4, halved ? 2 * groups : groups, group, 1 + rand() % 3, bits,
         bits != 6 && rand() % 2, rand() % 2, rand() % 3);
   }
   printf("%g %g\n", worst[0], worst[1]);

@@ -69,6 +69,18 @@ def test_a_row_does_not_depend_on_the_others(emulated: int) -> None:
 
 
 @needs_library
+def test_experts_multiply_their_own_rows(emulated: int) -> None:
+    """Some have fewer rows than a register."""
+    sizes, x = [3, 0, 40, 1], numbers(44, 96, 1)
+    stack = api.pack(jnp.stack([numbers(96, 2 * emulated, seed) for seed in range(4)]), emulated)
+    (found,) = api.packed_products(x, [api.Packed(stack, api.LayerRows(jnp.int32(0), jnp.array(sizes)))])
+    for expert, first in enumerate(np.cumsum([0, *sizes[:-1]])):
+        rows = slice(first, first + sizes[expert])
+        if sizes[expert]:
+            np.testing.assert_array_equal(found[rows], api.packed_product(x[rows], stack[expert]))
+
+
+@needs_library
 def test_threads_share_a_large_product(emulated: int) -> None:
     x, packed = numbers(17, 512, 1), api.pack(numbers(512, 16 * emulated, 2), emulated)
     alone = np.asarray(api.packed_product(x, packed, devices=1000))
@@ -92,9 +104,11 @@ def test_no_rows_configure_no_registers(tmp_path: Path) -> None:
     program.write_text(
         f'#include "{SOURCE}"\n'
         "int main(void) {\n"
+        "  const int32_t sizes[2] = {0, 0};\n"
         "  const Product product = {.words = 32, .outputs = WIDTH};\n"
+        "  const List list = {.count = 1, .places = {{0, 2, 0, sizes}}, .products = {product}};\n"
         "  if (!orca_jax_ask_for_amx()) return 2;\n"
-        "  multiply_blocks(&product, 0, 1);\n"
+        "  multiply_blocks(&list, 0, 1);\n"
         "  return 0;\n"
         "}\n"
     )

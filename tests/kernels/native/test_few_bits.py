@@ -152,6 +152,24 @@ def test_several_matrices_in_one_call(is_ordered: bool, dtype: jnp.dtype) -> Non
 
 
 @needs_library
+@FORMS
+@pytest.mark.parametrize(("bits", "has_minima"), [(4, False), (5, True), (8, False)])
+def test_matrices_of_a_stack_with_their_own_rows(bits: int, has_minima: bool, dtype: jnp.dtype) -> None:
+    """Each result has the bits of a product of its own."""
+    width, sizes, x = library_of().width, (0, 4, 130, 1), activations(140, 192)
+    first = matrix(192, 2 * width, 64, bits, has_minima=has_minima)
+    held = [replace(first, values=jnp.roll(first.values, n), scales=first.scales * (n + 1)) for n in range(5)]
+    packed = [api.pack_bits(each, width) for each in held]
+    stack = jax.tree.map(lambda *arrays: jnp.stack(arrays), *packed)
+    placed = replace(stack, place=api.LayerRows(jnp.int32(1), jnp.array(sizes)))
+    found = jax.jit(api.few_bits_products, static_argnums=2)(x, [placed, placed], dtype)[1]
+    for index, size in enumerate(sizes):
+        rows = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
+        if size:
+            np.testing.assert_array_equal(found[rows], multiply(x[rows], held[1 + index], dtype))
+
+
+@needs_library
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [32, 288])
 def test_float32_has_the_bits_of_plain_matrices(group: int, bits: int) -> None:

@@ -77,6 +77,28 @@ def test_a_product_with_a_matrix_of_a_stack(dtype: str) -> None:
 
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_matrices_of_a_stack_with_their_own_rows(dtype: str) -> None:
+    """Each result has the bits of a product of its own. Rows after those of all matrices are undefined."""
+    width, x, sizes = library_of(dtype).width, numbers((20, 38), "float32", 1), (5, 0, 13, 1)
+    stack = api.pack(jnp.stack([numbers((38, 2 * width), dtype, seed) for seed in range(6)]), width)
+
+    @jax.jit
+    def multiply(layer: int, sizes: tuple[int, ...]) -> jax.Array:
+        return api.packed_products(x, [api.Packed(stack, api.LayerRows(jnp.int32(layer), jnp.array(sizes)))] * 2)[1]
+
+    found = multiply(1, sizes)
+    for index, size in enumerate(sizes):
+        rows = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
+        if size:
+            np.testing.assert_array_equal(found[rows], api.packed_product(x[rows], stack[1 + index]))
+    np.testing.assert_array_equal(multiply(1, (5, 0, 13, 2**30))[:18], found[:18])
+    for layer, wrong in ((3, sizes), (0, (3, -1, 4, 4))):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="no such place"):
+            multiply(layer, wrong).block_until_ready()
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_several_matrices_in_one_call(dtype: str) -> None:
     """Threads share the blocks of all of them. Each result has the bits of a call of its own."""
     width, x = library_of().width, numbers((5, 512), "float32", 1)
