@@ -210,7 +210,7 @@ class Block(nnx.Module):
         for mlp in self.mlps.values():
             mlp = mlp.dense if isinstance(mlp, MlpAndExperts) else mlp
             if isinstance(mlp, Mlp):
-                layers += filter(None, [mlp.gate, mlp.up, mlp.down])
+                layers += mlp.linear_layers
         return layers if self.layer_input is None else [*layers, *self.layer_input.linear_layers]
 
     @property

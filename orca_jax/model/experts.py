@@ -24,6 +24,8 @@ from orca_jax.model.packed.matrices import PackedMatrix, has_packed_form, packed
 from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 
+ExpertMatrices = nnx.Param[Array] | PackedMatrix | QuantisedExperts | PackedBitsMatrix
+
 
 class Experts(nnx.Module):
     """The router, the experts of a layer, and the shared expert of all tokens if the model has one.
@@ -99,13 +101,20 @@ class Experts(nnx.Module):
         mixed = mix(inputs, chosen, weights, kernels)
         return mixed if self.shared is None else mixed + self.shared(x)
 
+    @property
+    def matrices(self) -> dict[str, ExpertMatrices]:
+        """The matrices of all experts, by their names."""
+        named = {"gate": self.gate, "up": self.up, "down": self.down}
+        return {name: held for name, held in named.items() if held is not None}
+
     def pack(self, library: Library, num_devices: int) -> None:
-        """Replace the matrices of all experts by their packed forms, on one device and if all have one."""
+        """Replace matrices by their packed forms, on one device. Those of experts are replaced if all have one."""
         if self.mesh is not None and self.mesh.size > 1:
             return
-        matrices = {name: held for name in ("gate", "up", "down") if (held := getattr(self, name)) is not None}
-        if all([_has_packed_form(held, library) for held in matrices.values()]):
-            for name, held in matrices.items():
+        for layer in [] if self.shared is None else self.shared.mlp.linear_layers:
+            layer.pack(library, num_devices)
+        if all([_has_packed_form(held, library) for held in self.matrices.values()]):
+            for name, held in self.matrices.items():
                 pack = packed_bits if isinstance(held, QuantisedExperts) else packed_matrix
                 setattr(self, name, pack(held, library, num_devices))
 
@@ -148,13 +157,13 @@ class Experts(nnx.Module):
         return chosen, weights if rules.scale == 1 else weights * rules.scale
 
 
-def _has_packed_form(held: Any, library: Library) -> bool:
+def _has_packed_form(held: ExpertMatrices, library: Library) -> bool:
     if isinstance(held, QuantisedExperts):
         return has_packed_bits(held, library)
     return type(held) is nnx.Param and has_packed_form(held, library)
 
 
-def _stored(matrices: nnx.Param[Array] | QuantisedExperts | PackedBitsMatrix | None) -> Any:
+def _stored(matrices: ExpertMatrices | None) -> Any:
     """The arrays of the matrices of all experts."""
     if matrices is None:
         return None

@@ -353,6 +353,11 @@ class Mlp(nnx.Module):
         self.up = Linear(make, *inner, bias=config.mlp_bias)
         self.down = Linear(make, inner[0][::-1], inner[1][::-1], bias=config.mlp_bias, std=out_std)
 
+    @property
+    def linear_layers(self) -> list[Linear]:
+        """Those with matrices."""
+        return [layer for layer in (self.gate, self.up, self.down) if layer is not None]
+
     def __call__(self, x: Float[Array, "T E"], adapters: LayerAdapters | None = None) -> Float[Array, "T E"]:
         """Apply to every token."""
         act, layers = ACTIVATIONS[self.activation], [self.up] if self.gate is None else [self.gate, self.up]
