@@ -103,7 +103,23 @@ ARCHITECTURES = {
     ),
     "qwen2": Architecture("qwen2", constants={"hidden_act": "silu", "use_sliding_window": False}),
     "qwen3": Architecture("qwen3", constants={"hidden_act": "silu", "use_sliding_window": False}),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        {
+            **_LLAMA,
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        {"hidden_act": "silu", "use_sliding_window": False, "norm_topk_prob": True},  # as in llama.cpp
+    ),
 }
+_LLAMA_WITH_EXPERTS = Architecture(
+    "mixtral",
+    {**_LLAMA, "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+    {"hidden_act": "silu"},
+    is_permuted=True,
+)
 
 
 def architecture_of(header: GgufHeader, path: str | Path) -> tuple[str, Architecture]:
@@ -112,7 +128,8 @@ def architecture_of(header: GgufHeader, path: str | Path) -> tuple[str, Architec
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ConfigError(f"{path}: architecture {short(name)} is not supported, only {known}", param="model")
-    return name, ARCHITECTURES[name]
+    has_experts = name == "llama" and header.fields.get("llama.expert_count", 0) != 0
+    return name, _LLAMA_WITH_EXPERTS if has_experts else ARCHITECTURES[name]
 
 
 def hf_config_of(path: str | Path) -> dict[str, Any]:

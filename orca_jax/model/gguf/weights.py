@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,8 +24,10 @@ from orca_jax.config import ModelConfig
 from orca_jax.errors import CheckpointError
 from orca_jax.gguf_file.header import GgufTensor, parts_of, read_header
 from orca_jax.kernels.native import Library
+from orca_jax.model.experts import Experts
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
+from orca_jax.model.files.expert_stacks import MOST_EXPERTS
 from orca_jax.model.files.stripes import read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
@@ -143,15 +146,15 @@ class _File:
         """
         whole, layer = split_layer(path)
         weight = next((weight for weight in self.table if weight.path == whole), None)
-        if weight is None or weight.is_of_experts or weight.first_row or weight.transpose == path.endswith(".table"):
+        if weight is None or weight.first_row or weight.transpose == path.endswith(".table"):
             return []
         needed = layers if weight.stacked and layer is None else (layers.start + (layer or 0),)
-        found = [self._matrix(weight, each) for each in needed]
+        found = [self._matrix(weight, *each) for each in product(needed, _experts(weight, self.config))]
         return [matrix for matrix in found if matrix is not None] if None not in found else []
 
-    def _matrix(self, weight: Weight, layer: int) -> _StoredMatrix | None:
+    def _matrix(self, weight: Weight, layer: int, expert: int | None) -> _StoredMatrix | None:
         prefix = FAMILIES[self.config.family].prefixes[0] if weight.prefixed else ""
-        theirs = self.names.get(prefix + weight.key.format(layer=layer))
+        theirs = self.names.get(prefix + weight.key.format(layer=layer, expert=expert))
         if theirs is None or theirs not in self.tensors or self.tensors[theirs].kind.name not in BLOCK_KINDS:
             return None
         tensor, order = self.tensors[theirs], self.permutation(theirs)
@@ -165,9 +168,31 @@ def _model_file(path: Path, config: ModelConfig) -> _File:
     header = read_header(path)
     name, architecture = architecture_of(header, path)
     table = tuple(_in_gguf(weight, architecture) for weight in FAMILIES[config.family].weights(config))
-    num_layers = min(config.num_layers, len(header.tensors))  # more of them are refused by `load_files`
+    tensors = _by_expert(header.tensors)
+    num_layers = min(config.num_layers, len(tensors))  # more of them are refused by `load_files`
     keys = {theirs: key for key, theirs in _names(table, name, replace(config, num_layers=num_layers))}
-    return _File(config, architecture, header.tensors, table, keys)
+    return _File(config, architecture, tensors, table, keys)
+
+
+def _by_expert(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
+    """The tensors, with a matrix for each expert in place of those that have the matrices of all experts."""
+    found: dict[str, GgufTensor] = {}
+    for name, tensor in tensors.items():
+        if len(tensor.shape) != 3 or tensor.shape[0] > MOST_EXPERTS:
+            found[name] = tensor
+            continue
+        count, *shape = tensor.shape
+        for expert in range(count):
+            begin = tensor.begin + expert * shape[0] * tensor.row_bytes
+            found[f"{name}[{expert}]"] = tensor._replace(shape=tuple(shape), begin=begin)
+    return found
+
+
+def _experts(weight: Weight, config: ModelConfig) -> Sequence[int | None]:
+    """The numbers of the experts with a matrix in this row; None alone for other rows."""
+    if not weight.is_of_experts or config.experts is None:
+        return (None,)
+    return range(min(config.experts.count, MOST_EXPERTS))
 
 
 def has_few_bits(path: Path) -> bool:
@@ -185,17 +210,27 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
         num_devices: that share the processors of this machine.
     """
     file = _model_file(path, decoder.config)
+
+    def kept(path: str, name: str, held: Any) -> Any:
+        """The form of the file's bits; None if there is none."""
+        found = file.matrices(path, range(decoder.span.start, decoder.span.stop)) if type(held) is nnx.Param else []
+        if not found or not all([matrix.fills(held.get_value().shape, name) for matrix in found]):
+            return None
+        return stored_bits(held, library, num_devices, [matrix.kind.form for matrix in found])
+
     for keys, module in list(nnx.iter_modules(decoder)):
-        if not isinstance(module, Linear | Table):
-            continue
-        name = "kernel" if isinstance(module, Linear) else "table"
-        held = getattr(module, name)
-        if type(held) is not nnx.Param:
-            continue
-        found = file.matrices(f"{path_of(keys)}.{name}", range(decoder.span.start, decoder.span.stop))
-        if found and all([matrix.fills(held.get_value().shape, name) for matrix in found]):
-            kept = stored_bits(held, library, num_devices, [matrix.kind.form for matrix in found])
-            setattr(module, name, held if kept is None else kept)
+        matrices = {name: getattr(module, name) for name in _matrix_names(module, num_devices)}
+        forms = {name: kept(f"{path_of(keys)}.{name}", name, held) for name, held in matrices.items()}
+        if None not in forms.values():
+            for name, form in forms.items():
+                setattr(module, name, form)
+
+
+def _matrix_names(module: nnx.Module, num_devices: int) -> Sequence[str]:
+    """The matrices of a module that keep their bits, all or none. Those of experts do on one device."""
+    if isinstance(module, Experts):
+        return list(module.matrices) if num_devices == 1 else ()
+    return ("kernel",) if isinstance(module, Linear) else ("table",) if isinstance(module, Table) else ()
 
 
 def load_gguf(path: Path, config: ModelConfig, wanted: Wanted, progress: Progress) -> nnx.State:
@@ -302,21 +337,20 @@ def _names(table: tuple[Weight, ...], architecture: str, config: ModelConfig) ->
     (kind,) = (arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == architecture)
     names = get_tensor_name_map(kind, config.num_layers)
     family = FAMILIES[config.family]
-    keys = dict.fromkeys(
-        (family.prefixes[0] if weight.prefixed else "") + weight.key.format(layer=layer)
-        for weight in table
-        for layer in (range(config.num_layers) if weight.stacked else (None,))
-    )
-    for key in keys:
-        theirs = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        if theirs is not None:
-            yield key, theirs
+    for weight in table:
+        key = (family.prefixes[0] if weight.prefixed else "") + weight.key
+        for layer in range(config.num_layers) if weight.stacked else (None,):
+            whole = key.replace(".{expert}", "").format(layer=layer)
+            theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))
+            for expert in () if theirs is None else _experts(weight, config):
+                yield key.format(layer=layer, expert=expert), theirs if expert is None else f"{theirs}[{expert}]"
 
 
 def _described(tensor: GgufTensor) -> GgufShape:
     return GgufShape("F32" if _is_readable(tensor.kind) else tensor.kind.name, tensor.shape)
 
 
+@cache
 def _is_readable(kind: "GGMLQuantizationType") -> bool:
     """True if the library can dequantise this type to floating-point numbers."""
     from gguf import GGML_QUANT_SIZES, dequantize

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -37,10 +38,12 @@ ARCHITECTURES = {
     "llama-12-heads-3-groups": "llama",
     "llama-biases-sharded": "llama",
     "llama-rope-llama3": "llama",
+    "mixtral": "llama",
     "olmo2": "olmo2",
     "phi3-window": "phi3",
     "qwen2-tied": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
 }
 OTHERS = ("gemma2", "gemma3", "gpt2-12-heads", "llama-12-heads-3-groups", "phi3-window")
 OF_GPT2 = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -51,6 +54,14 @@ def tensors_of(name: str) -> dict[str, np.ndarray]:
     for file in sorted((REFERENCE / name).glob("*.safetensors")):
         found |= load_file(file)
     return found
+
+
+def merged(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors, with the matrices of all experts of a layer in one."""
+    found: dict[str, list[np.ndarray]] = {}
+    for key in sorted(tensors):  # fewer than ten experts
+        found.setdefault(re.sub(r"experts\.\d", "experts", key), []).append(tensors[key])
+    return {key: np.stack(parts) if ".experts." in key else parts[0] for key, parts in found.items()}
 
 
 def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -82,9 +93,18 @@ def write(
     split: int = 0,
     **changes: Any,
 ) -> Path:
-    """Write a reference model as llama.cpp's converter does. `changes` are further keys of the architecture."""
+    """Write a reference model, or a directory, as llama.cpp's converter does.
+
+    Args:
+        path: the file.
+        name: of the model, or the path of a directory with such a name.
+        kind: the type of matrices, or a function of their names.
+        texts: see `add_fields`.
+        split: tensors of a part; 0 for a single file.
+        changes: further keys of the architecture.
+    """
     kind_of = kind if callable(kind) else lambda theirs: kind
-    architecture = ARCHITECTURES[name]
+    architecture = ARCHITECTURES[Path(name).name]
     config = read_model_config(REFERENCE / name)
     writer = GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_context_length(config.max_positions)
@@ -109,6 +129,11 @@ def write(
             writer.add_sliding_window(config.sliding_window)
         if config.attention_soft_cap is not None:
             writer.add_attn_logit_softcapping(config.attention_soft_cap)
+        if config.experts is not None:
+            writer.add_expert_count(config.experts.count)
+            writer.add_expert_used_count(config.experts.per_token)
+            if architecture != "llama":
+                writer.add_expert_feed_forward_length(config.mlp_dim)
         if config.logit_soft_cap is not None:
             writer.add_final_logit_softcapping(config.logit_soft_cap)
     for key, value in changes.items():
@@ -118,7 +143,7 @@ def write(
     writer.add_eos_token_id(5)
     add_fields(writer, **(texts or {}))
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), config.num_layers)
-    for key, values in tensors_of(name).items():
+    for key, values in merged(tensors_of(name)).items():
         if key.endswith(OF_GPT2):
             values = values.T
         if architecture == "llama" and ("q_proj" in key or "k_proj" in key):
