@@ -27,9 +27,9 @@ def product_library(facts: Facts, directory: str | None) -> "Library | None":
 
     Args:
         facts: the settings and all facts. "auto" takes the library where it is known to be faster, or found to be by a
-            trial, and for matrices of few bits. Experts, weights in fp8 and decoders from outside this package have
-            products of XLA. Products of few bits are those with activations of 16 bits, unless the settings have a
-            type: in float32 they are those of the dequantised matrix.
+            trial, and for matrices of few bits. Experts on several devices, weights in fp8 and decoders from outside
+            this package have products of XLA. Products of few bits are those with activations of 16 bits, unless the
+            settings have a type: in float32 they are those of the dequantised matrix.
         directory: the directory of compiled programs; it keeps the library too, and the result of the trial.
 
     Raises:

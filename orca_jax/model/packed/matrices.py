@@ -1,7 +1,7 @@
 """Packed matrices of linear layers on CPUs, in the order in which a product reads them (`kernels/native`).
 
 A decoder is packed after it is loaded, matrix by matrix, so the memory has one matrix twice at most. The linear layers
-of blocks are packed, the table of the unembedding, and experts that are not quantised, on one device.
+of blocks are packed, the table of the unembedding, and on one device experts (`packed/bits.py` has quantised ones).
 """
 
 from collections.abc import Callable, Sequence
