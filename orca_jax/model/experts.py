@@ -18,13 +18,13 @@ from orca_jax.kernels.expert_mlp import ExpertBiases, ExpertKernels, KernelForm,
 from orca_jax.kernels.matmul import matmul
 from orca_jax.kernels.native import Library
 from orca_jax.layer_config import ExpertsConfig, RouterConfig
-from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm
-from orca_jax.model.packed.bits import PackedBitsMatrix, has_packed_bits, packed_bits, packed_experts
+from orca_jax.model.layers import ACTIVATIONS, Maker, Mlp, Norm, multiply
+from orca_jax.model.packed.bits import MixedBitsMatrix, PackedBitsMatrix, has_packed_bits, num_rows, packed_bits
 from orca_jax.model.packed.matrices import PackedMatrix, has_packed_form, packed_matrix
 from orca_jax.model.quantise import QuantisedExperts
 from orca_jax.model.sharding import TENSOR_AXIS, partition_spec
 
-ExpertMatrices = nnx.Param[Array] | PackedMatrix | QuantisedExperts | PackedBitsMatrix
+ExpertMatrices = nnx.Param[Array] | PackedMatrix | QuantisedExperts | PackedBitsMatrix | MixedBitsMatrix
 
 
 class Experts(nnx.Module):
@@ -36,7 +36,7 @@ class Experts(nnx.Module):
     def __init__(self, make: Maker, config: ModelConfig, experts: ExpertsConfig, out_std: float) -> None:
         self.mesh = make.mesh
         self.activation, self.clamp = config.activation, experts.clamp
-        self.per_token = experts.per_token
+        self.count, self.per_token = experts.count, experts.per_token
         self.is_normalised, self.weighs_inputs = experts.is_normalised, experts.weighs_inputs
         self.rules = experts.router
         make = make.of_each_device()
@@ -68,7 +68,7 @@ class Experts(nnx.Module):
             routed: those of the router; None for the same.
         """
         routed = x if routed is None else routed
-        if self.mesh is None or self.mesh.size == 1:
+        if self.is_alone:
             return self._part(x, routed)
         structure, state = nnx.split(self)
 
@@ -90,16 +90,22 @@ class Experts(nnx.Module):
     def _part(self, x: Float[Array, "T E"], routed: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """This device's part of the sum."""
         chosen, weights = self.route(routed)
-        kernels = ExpertKernels(_stored(self.gate), _stored(self.up), _stored(self.down), self._biases())
         form, implementation = KernelForm(), None
-        if isinstance(self.up, PackedMatrix | PackedBitsMatrix):
-            form, implementation = packed_experts(self.up), "ragged"
+        if isinstance(self.up, PackedMatrix | PackedBitsMatrix | MixedBitsMatrix):
+            form = KernelForm(grouped=_grouped, num_experts=self.count, num_rows=num_rows(self.up))
+            implementation = "ragged"
         elif isinstance(self.up, QuantisedExperts):
             form = self.up.form
+        kernels = ExpertKernels(_stored(self.gate), _stored(self.up), _stored(self.down), self._biases())
         inputs, weights = (x * weights, jnp.ones_like(weights)) if self.weighs_inputs else (x, weights)
         mix = partial(expert_mlp, activation=self._gated, form=form, implementation=implementation)
         mixed = mix(inputs, chosen, weights, kernels)
         return mixed if self.shared is None else mixed + self.shared(x)
+
+    @property
+    def is_alone(self) -> bool:
+        """True on one device."""
+        return self.mesh is None or self.mesh.size == 1
 
     @property
     def matrices(self) -> dict[str, ExpertMatrices]:
@@ -109,14 +115,21 @@ class Experts(nnx.Module):
 
     def pack(self, library: Library, num_devices: int) -> None:
         """Replace matrices by their packed forms, on one device. Those of experts are replaced if all have one."""
-        if self.mesh is not None and self.mesh.size > 1:
+        if not self.is_alone:
             return
+        self.router = packed_matrix(self.router, library, num_devices)
         for layer in [] if self.shared is None else self.shared.mlp.linear_layers:
             layer.pack(library, num_devices)
-        if all([_has_packed_form(held, library) for held in self.matrices.values()]):
+        if self.has_packed_form(library):
             for name, held in self.matrices.items():
-                pack = packed_bits if isinstance(held, QuantisedExperts) else packed_matrix
-                setattr(self, name, pack(held, library, num_devices))
+                if isinstance(held, QuantisedExperts):
+                    setattr(self, name, packed_bits(held, library, num_devices))
+                elif type(held) is nnx.Param:
+                    setattr(self, name, packed_matrix(held, library, num_devices))
+
+    def has_packed_form(self, library: Library) -> bool:
+        """True if the matrices of all experts have packed forms, on one device, or are packed already."""
+        return self.is_alone and all([_has_packed_form(held, library) for held in self.matrices.values()])
 
     def _biases(self) -> ExpertBiases | None:
         """The biases of the experts. Each device has its part of those that are added after the projections back."""
@@ -137,7 +150,7 @@ class Experts(nnx.Module):
 
     def route(self, x: Float[Array, "T E"]) -> tuple[Int[Array, "T C"], Float[Array, "T C"]]:
         """The experts of every token, the most probable first, and their weights."""
-        rules, products = self.rules, matmul(x, self.router[...])
+        rules, (products,) = self.rules, multiply(x, self.router)
         products = products if self.router_bias is None else products + self.router_bias[...].astype(jnp.float32)
         if rules.scores == "two_softmaxes":
             return _of_two_softmaxes(products, rules.reach)
@@ -160,16 +173,19 @@ class Experts(nnx.Module):
 def _has_packed_form(held: ExpertMatrices, library: Library) -> bool:
     if isinstance(held, QuantisedExperts):
         return has_packed_bits(held, library)
-    return type(held) is nnx.Param and has_packed_form(held, library)
+    return type(held) is not nnx.Param or has_packed_form(held, library)
+
+
+def _grouped(x: Float[Array, "A I"], matrices: list[Any], sizes: Int[Array, "X"]) -> list[Float[Array, "A O"]]:
+    """`KernelForm.grouped` for packed matrices."""
+    return multiply(x, *matrices, sizes=sizes)
 
 
 def _stored(matrices: ExpertMatrices | None) -> Any:
-    """The arrays of the matrices of all experts."""
-    if matrices is None:
-        return None
-    if isinstance(matrices, PackedBitsMatrix):
-        return matrices.packed
-    return matrices.parts if isinstance(matrices, QuantisedExperts) else matrices[...]
+    """The arrays of the matrices of all experts. Packed ones are read as they are."""
+    if isinstance(matrices, QuantisedExperts):
+        return matrices.parts
+    return matrices[...] if type(matrices) is nnx.Param else matrices
 
 
 def _of_best_groups(choice: Float[Array, "T X"], rules: RouterConfig) -> Float[Array, "T X"]:

@@ -174,12 +174,17 @@ class Maker:
         return stacked
 
 
-def multiply(x: Float[Array, "T I"], *kernels: Matrix) -> list[Float[Array, "T O"]]:
-    """`x` times each of some matrices of any storage, with float32 sums. The library multiplies them in one call."""
+def multiply(
+    x: Float[Array, "T I"], *kernels: Matrix, sizes: Int[Array, "X"] | None = None
+) -> list[Float[Array, "T O"]]:
+    """`x` times each of some matrices of any storage, with float32 sums. The library multiplies them in one call.
+
+    `sizes` is for packed ones of experts; see `packed_matmuls`.
+    """
     if all([isinstance(kernel, PackedMatrix) for kernel in kernels]):
-        return packed_matmuls(x, kernels)  # type: ignore[arg-type]
+        return packed_matmuls(x, kernels, sizes=sizes)  # type: ignore[arg-type]
     if all([isinstance(kernel, PackedBitsMatrix | MixedBitsMatrix) for kernel in kernels]):
-        return bits_matmuls(x, kernels)  # type: ignore[arg-type]
+        return bits_matmuls(x, kernels, sizes)  # type: ignore[arg-type]
     if len(kernels) > 1:
         return [multiply(x, kernel)[0] for kernel in kernels]
     (kernel,) = kernels

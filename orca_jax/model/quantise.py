@@ -190,8 +190,10 @@ class QuantisedExperts(_StoredParts):
     @property
     def form(self) -> KernelForm:
         """The arithmetic of the matrices."""
-        of_kind = {"kind": self.kind, "dtype": self.dtype}
-        return KernelForm(partial(quantised_matmul, **of_kind), partial(expand, **of_kind))
+        return KernelForm(
+            partial(quantised_matmul, kind=self.kind, dtype=self.dtype),
+            partial(expand, kind=self.kind, dtype=self.dtype),
+        )
 
 
 class QuantisedTable(nnx.Module):

@@ -20,8 +20,9 @@ from jaxtyping import Array, Float, Int
 from orca_jax.config import ModelConfig
 from orca_jax.kernels.native import LayerRows, Library
 from orca_jax.model.block import AttentionOnly, Block, Pattern
+from orca_jax.model.experts import Experts, MlpAndExperts
 from orca_jax.model.layer_inputs import InputsOfLayers
-from orca_jax.model.layers import Maker, Mlp, Norm, Table
+from orca_jax.model.layers import Linear, Maker, Norm, Table
 from orca_jax.model.lora.launch import Adapters, LayerAdapters
 from orca_jax.model.mixers.base import Attend, Index, Inputs, Mixed, Mixer, Mixing
 from orca_jax.model.packed.bits import layer_of
@@ -187,9 +188,12 @@ class Decoder(nnx.Module):
 
     def can_pack(self, library: Library) -> bool:
         """True if the layers are stacked and have the same mixer, and all their matrices have a packed form."""
-        if not isinstance(self.blocks, Block) or not isinstance(self.blocks.mlp, Mlp) or len(self.blocks.mixers) > 1:
+        if not isinstance(self.blocks, Block) or len(self.blocks.mixers) > 1 or len(self.blocks.mlps) != 1:
             return False
-        return all(layer.has_packed_form(library) for layer in self.blocks.linear_layers)
+        if isinstance(self.blocks.mlp, MlpAndExperts):
+            return False
+        layers: list[Linear | Experts] = [*self.blocks.linear_layers, *self.blocks.experts]
+        return all([layer.has_packed_form(library) for layer in layers])
 
     def pack(self, library: Library, num_devices: int) -> None:
         """Pack the matrices of all layers, or their shapes; see `packed_matrix` and `packed_table`.

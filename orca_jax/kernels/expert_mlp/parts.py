@@ -56,13 +56,17 @@ class KernelForm(NamedTuple):
     Attributes:
         multiply: `(x, kernel) -> product`: rows times the kernel of one expert, with float32 sums.
         expand: `kernels -> arrays`: the kernels of all experts as plain arrays.
-        grouped: `(x, stacks, sizes) -> products`: rows in the order of experts times the kernels of these, in one call
-            for all of `stacks`; None for a product of expanded kernels.
+        grouped: `(x, stacks, sizes) -> products`: rows in the order of experts times the kernels of these, for all of
+            `stacks`; None for products of expanded kernels. With it, stacks may be any values.
+        num_experts: X; None if the stacks have it.
+        num_rows: the first tokens that count; the results of others are undefined. None for all.
     """
 
     multiply: Callable[[Array, Any], Array] = matmul
     expand: Callable[[Any], Array] = lambda kernels: kernels
     grouped: Callable[[Array, list[Any], Array], list[Array]] | None = None
+    num_experts: int | None = None
+    num_rows: Array | None = None
 
 
 PLAIN = KernelForm()
@@ -91,8 +95,10 @@ class SortedChoices(NamedTuple):
         return jnp.sum(results[self.place] * weights[..., None], axis=1)
 
 
-def sort_choices(chosen: Int[Array, "T C"], num_experts: int) -> SortedChoices:
-    """Sort the choices by expert, and those of the same expert by token."""
+def sort_choices(chosen: Int[Array, "T C"], num_experts: int, num_rows: Array | None = None) -> SortedChoices:
+    """Sort the choices by expert, and those of the same expert by token; with `num_rows`, those of the first tokens."""
+    if num_rows is not None:
+        chosen = jnp.where(jnp.arange(len(chosen))[:, None] < num_rows, chosen, num_experts)
     flat = chosen.ravel().astype(jnp.int32)
     size = flat.shape[0]
     index = jnp.arange(size, dtype=jnp.int32)

@@ -20,9 +20,9 @@ def mix_experts(
     form: KernelForm,
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`."""
-    choices = sort_choices(chosen, kernels.num_experts)
-    biases = kernels.biases
-    expert = jnp.repeat(jnp.arange(kernels.num_experts), choices.sizes, total_repeat_length=choices.token.shape[0])
+    count, biases = form.num_experts or kernels.num_experts, kernels.biases
+    choices = sort_choices(chosen, count, form.num_rows)
+    expert = jnp.repeat(jnp.arange(count), choices.sizes, total_repeat_length=choices.token.shape[0])
     grouped = form.grouped or partial(_ragged_dots, form)
 
     def products(x: Array, stacks: list[Any], biases: list[Array]) -> list[Array]:

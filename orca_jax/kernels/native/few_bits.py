@@ -1,7 +1,7 @@
 """Matrices of integers in 4 to 8 bits with scales: one value for all formats, its packed form, and its products."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.native.compiler import FEW_BITS_PRODUCTS
 from orca_jax.kernels.native.library import Library
-from orca_jax.kernels.native.products import first_layer
+from orca_jax.kernels.native.products import LayerRows, first_layer
 
 INPUTS = 32
 """Inputs of a row that have one scale in the form with 16 bits; packed groups are multiples of it."""
@@ -214,11 +214,20 @@ def _products(x: Array, matrices: Sequence[PackedBits], dtype: jnp.dtype, device
 
 def bits_in_stack(matrix: PackedBits, num_rows: int | Int[Array, ""]) -> PackedBits:
     """The matrix in its stack; one alone is a stack of one, and multiplies `num_rows` rows."""
-    if matrix.place is not None:
-        return matrix
+    return matrix if matrix.place is not None else _placed(matrix, lambda array: array[None], first_layer(num_rows))
+
+
+def bits_of_experts(matrix: PackedBits, sizes: Int[Array, "X"]) -> PackedBits:
+    """The matrices of the experts of a layer, for so many rows each, one after the other."""
+    place = first_layer(0) if matrix.place is None else matrix.place
+    own = LayerRows(place.layer * len(sizes), sizes)
+    return _placed(matrix, lambda array: array.reshape(-1, *array.shape[-3:]), own)
+
+
+def _placed(matrix: PackedBits, change: Callable[[Array], Array], place: LayerRows) -> PackedBits:
     arrays = {name: getattr(matrix, name) for name in _ARRAYS}
-    stacks: dict[str, Any] = {name: None if array is None else array[None] for name, array in arrays.items()}
-    return replace(matrix, **stacks, place=first_layer(num_rows))
+    stacks: dict[str, Any] = {name: None if array is None else change(array) for name, array in arrays.items()}
+    return replace(matrix, **stacks, place=place)
 
 
 def _arguments(matrix: PackedBits) -> list[Array]:

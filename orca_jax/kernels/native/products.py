@@ -56,15 +56,21 @@ def first_layer(num_rows: int | Int[Array, ""]) -> LayerRows:
 
 
 class Packed(NamedTuple):
-    """One matrix of a stack from `pack`. The library reads it in place."""
+    """One matrix of a stack from `pack`, or those of the experts of a layer. The library reads them in place."""
 
-    stack: Float[Array, "L N J W"]
+    stack: Float[Array, "*L N J W"]
     place: LayerRows
 
 
 def in_stack(packed: Float[Array, "N J W"] | Packed, num_rows: int | Int[Array, ""]) -> Packed:
     """The matrix in its stack; one alone is a stack of one, and multiplies `num_rows` rows."""
     return packed if isinstance(packed, Packed) else Packed(packed[None], first_layer(num_rows))
+
+
+def of_experts(packed: Float[Array, "X N J W"] | Packed, sizes: Int[Array, "X"]) -> Packed:
+    """The matrices of the experts of a layer, for so many rows each, one after the other."""
+    stack, place = packed if isinstance(packed, Packed) else (packed, first_layer(0))
+    return Packed(stack.reshape(-1, *stack.shape[-3:]), LayerRows(place.layer * len(sizes), sizes))
 
 
 def packed_product(

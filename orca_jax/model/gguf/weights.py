@@ -219,17 +219,17 @@ def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: i
         return stored_bits(held, library, num_devices, [matrix.kind.form for matrix in found])
 
     for keys, module in list(nnx.iter_modules(decoder)):
-        matrices = {name: getattr(module, name) for name in _matrix_names(module, num_devices)}
+        matrices = {name: getattr(module, name) for name in _matrix_names(module)}
         forms = {name: kept(f"{path_of(keys)}.{name}", name, held) for name, held in matrices.items()}
         if None not in forms.values():
             for name, form in forms.items():
                 setattr(module, name, form)
 
 
-def _matrix_names(module: nnx.Module, num_devices: int) -> Sequence[str]:
+def _matrix_names(module: nnx.Module) -> Sequence[str]:
     """The matrices of a module that keep their bits, all or none. Those of experts do on one device."""
     if isinstance(module, Experts):
-        return list(module.matrices) if num_devices == 1 else ()
+        return list(module.matrices) if module.is_alone else ()
     return ("kernel",) if isinstance(module, Linear) else ("table",) if isinstance(module, Table) else ()
 
 
@@ -342,7 +342,9 @@ def _names(table: tuple[Weight, ...], architecture: str, config: ModelConfig) ->
         for layer in range(config.num_layers) if weight.stacked else (None,):
             whole = key.replace(".{expert}", "").format(layer=layer)
             theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))
-            for expert in () if theirs is None else _experts(weight, config):
+            if theirs is None:
+                continue
+            for expert in _experts(weight, config):
                 yield key.format(layer=layer, expert=expert), theirs if expert is None else f"{theirs}[{expert}]"
 
 

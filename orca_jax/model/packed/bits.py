@@ -12,7 +12,6 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp import KernelForm
 from orca_jax.kernels.matmul import Quantised
 from orca_jax.kernels.native import (
     INPUTS,
@@ -21,10 +20,10 @@ from orca_jax.kernels.native import (
     Packed,
     PackedBits,
     bits_in_stack,
+    bits_of_experts,
     can_pack_bits,
     few_bits_products,
     pack_bits,
-    packed_products,
     unpack_columns,
 )
 from orca_jax.model.packed.matrices import PackedLayout, PackedMatrix, layout_of, on_shards, transposed
@@ -100,14 +99,27 @@ class MixedBitsMatrix(nnx.Module):
         return replace(packed, place=packed.place._replace(layer=jnp.asarray(places)[packed.place.layer]))
 
 
+def num_rows(held: PackedMatrix | PackedBitsMatrix | MixedBitsMatrix) -> Array | None:
+    """The number of the first rows of x that a matrix in a stack of layers multiplies; None if it is in no stack."""
+    if isinstance(held, MixedBitsMatrix):
+        return num_rows(held.forms[0])
+    value = (held.words if isinstance(held, PackedBitsMatrix) else held).get_value()
+    return value.place.rows if isinstance(value, Packed) else None
+
+
 def bits_matmuls(
-    x: Float[Array, "T I"], matrices: Sequence[PackedBitsMatrix | MixedBitsMatrix]
+    x: Float[Array, "T I"],
+    matrices: Sequence[PackedBitsMatrix | MixedBitsMatrix],
+    sizes: Int[Array, "X"] | None = None,
 ) -> list[Float[Array, "T O"]]:
-    """`x` times each of some matrices with the same inputs, with float32 sums over groups of them."""
+    """`x` times each of some matrices with the same inputs, with float32 sums over groups of them.
+
+    `sizes` as for `packed_matmuls`.
+    """
     mixed = [matrix for matrix in matrices if isinstance(matrix, MixedBitsMatrix)]
     by_layer = list(zip(*[matrix.form_of for matrix in mixed], strict=True)) or [()]
     choices = list(dict.fromkeys(by_layer))
-    branches = [partial(_products_in_forms, matrices, choice) for choice in choices]
+    branches = [partial(_products_in_forms, matrices, choice, sizes) for choice in choices]
     if len(branches) == 1:
         return branches[0](x)
     numbers = jnp.asarray([choices.index(choice) for choice in by_layer])
@@ -116,11 +128,15 @@ def bits_matmuls(
 
 
 def _products_in_forms(
-    matrices: Sequence[PackedBitsMatrix | MixedBitsMatrix], forms: tuple[int, ...], x: Float[Array, "T I"]
+    matrices: Sequence[PackedBitsMatrix | MixedBitsMatrix],
+    forms: tuple[int, ...],
+    sizes: Int[Array, "X"] | None,
+    x: Float[Array, "T I"],
 ) -> list[Float[Array, "T O"]]:
     """`bits_matmuls` in a layer whose mixed matrices have these forms."""
     left = iter(forms)
     packed = [each.packed_as(next(left)) if isinstance(each, MixedBitsMatrix) else each.packed for each in matrices]
+    packed = packed if sizes is None else [bits_of_experts(each, sizes) for each in packed]
     return _products([each.forms[0] if isinstance(each, MixedBitsMatrix) else each for each in matrices], packed, x)
 
 
@@ -170,20 +186,8 @@ def packed_bits[Held: QuantisedMatrix | QuantisedExperts](
 
 def has_packed_bits(held: QuantisedExperts, library: Library) -> bool:
     """True if `packed_bits` returns a packed form."""
-    return _can_pack(held.parts, held.kind, layout_of(held.values, library, 1), library)
-
-
-def packed_experts(held: PackedMatrix | PackedBitsMatrix) -> KernelForm:
-    """The arithmetic of packed matrices of experts on one device; `held` has one of their projections."""
-    layout = held.layout if isinstance(held, PackedBitsMatrix) else held.get_metadata("layout")
-
-    def grouped(x: Float[Array, "A I"], stacks: list[Any], sizes: Int[Array, "X"]) -> list[Array]:
-        place = LayerRows(jnp.int32(0), sizes)
-        if isinstance(held, PackedMatrix):
-            return packed_products(x, [Packed(stack, place) for stack in stacks], layout.num_devices)
-        return few_bits_products(x, [replace(stack, place=place) for stack in stacks], held.dtype, layout.num_devices)
-
-    return KernelForm(grouped=grouped)
+    stored = Quantised(held.values.get_value(), held.scale.get_value())
+    return _can_pack(stored, held.kind, layout_of(held.values, library, 1), library)
 
 
 def packed_bits_table(held: QuantisedTable, library: Library, num_devices: int) -> QuantisedTable | PackedBitsTable:
@@ -235,18 +239,21 @@ def stored_bits(
         plain: its sharded shape, with logical axes.
         library: the library of the product.
         num_devices: that share the processors of this machine.
-        forms: that of the files; in a stack, that of each layer.
+        forms: that of the files; in a stack, that of each layer, or of each expert of each layer. The experts of a
+            layer have the same form.
     """
     layout, is_table = layout_of(plain, library, num_devices), plain.get_metadata("axes")[0] == "vocab"
     value, layout = plain.get_value(), transposed(layout) if is_table else layout
     *stack, inputs, outputs = value.shape[::-1] if is_table else value.shape
-    kinds, held = list(dict.fromkeys(forms)), list[PackedBitsMatrix]()
+    experts = stack[-1] if "experts" in layout.axes else 1
+    forms, held = forms[::experts], list[PackedBitsMatrix]()
+    kinds = list(dict.fromkeys(forms))
     for form in kinds:
         shapes = _stored_shapes((inputs, outputs), layout, form)
         if shapes is None:
             return None
-        if stack:
-            shapes = jax.tree.map(partial(_stacked, forms.count(form)), shapes)
+        first = [forms.count(form) if axis == "layers" else experts for axis in layout.axes[:-2]]
+        shapes = jax.tree.map(partial(_stacked, first), shapes)
         sharded = _sharded(shapes, _bits_shardings(layout, shapes))
         held.append((PackedBitsTable if is_table else PackedBitsMatrix)(sharded, layout, _form(value.dtype, library)))
     return held[0] if len(held) == 1 else MixedBitsMatrix(held, [kinds.index(form) for form in forms])
@@ -272,8 +279,8 @@ def _stored_shapes(sizes: tuple[int, int], layout: PackedLayout, form: BitsForm)
     )
 
 
-def _stacked(size: int, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((size, *shape.shape), shape.dtype)
+def _stacked(first: Sequence[int], shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*first, *shape.shape), shape.dtype)
 
 
 def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -284,8 +291,8 @@ def _bits_axes(layout: PackedLayout, num_groups: int) -> tuple[tuple[str, ...], 
 
 def _bits_specs(layout: PackedLayout, packed: PackedBits) -> PackedBits:
     words, scales = map(partition_spec, _bits_axes(layout, packed.scales.shape[-2]))
-    if packed.words.ndim > len(words):  # a stack of one
-        words, scales = PartitionSpec(None, *words), PartitionSpec(None, *scales)
+    if packed.words.ndim != len(words):  # a stack of one, or of the experts of all layers
+        words, scales = PartitionSpec(None, *words[-3:]), PartitionSpec(None, *scales[-3:])
     minima, units = (None if other is None else scales for other in (packed.minima, packed.units))
     place = None if packed.place is None else PartitionSpec()
     return PackedBits(words, scales, packed.bits, minima, units, place=place)
@@ -318,8 +325,8 @@ def _splits(layout: PackedLayout) -> tuple[int, int]:
 
 
 def _first(stored: Quantised) -> Quantised:
-    """The values and scales of a matrix, or of the first expert."""
-    return stored if stored.values.ndim == 2 else Quantised(stored.values[0], stored.scale[0])
+    """The values and scales of a matrix, or of the first one of stacks."""
+    return stored if stored.values.ndim == 2 else _first(Quantised(stored.values[0], stored.scale[0]))
 
 
 def _pack_stored(stored: Quantised, form: str, width: int, splits: int) -> PackedBits:

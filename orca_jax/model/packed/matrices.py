@@ -21,6 +21,7 @@ from orca_jax.kernels.native import (
     can_pack,
     in_stack,
     inputs_each,
+    of_experts,
     pack,
     packed_columns,
     packed_products,
@@ -138,15 +139,23 @@ def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
 
 
 def packed_matmuls(
-    x: Float[Array, "T I"], matrices: Sequence[PackedMatrix], count: Int[Array, ""] | None = None
+    x: Float[Array, "T I"],
+    matrices: Sequence[PackedMatrix],
+    count: Int[Array, ""] | None = None,
+    sizes: Int[Array, "X"] | None = None,
 ) -> list[Float[Array, "T O"]]:
     """`x` times each of some packed matrices with the same inputs, with float32 sums, in one call of the library.
 
-    With `count`, single matrices multiply the first rows alone, and the results of others are undefined.
+    With `count`, single matrices multiply the first rows alone, and the results of others are undefined. With `sizes`,
+    they are those of experts on one device, and each multiplies so many rows, one after the other.
     """
     layouts: list[PackedLayout] = [matrix.get_metadata("layout") for matrix in matrices]
     specs = [Packed._make((PartitionSpec(None, *layout.sharding.spec[-3:]), PartitionSpec())) for layout in layouts]
-    packed = [in_stack(matrix.get_value(), len(x) if count is None else count) for matrix in matrices]
+    values = [matrix.get_value() for matrix in matrices]
+    if sizes is None:
+        packed = [in_stack(value, len(x) if count is None else count) for value in values]
+    else:
+        packed = [of_experts(value, sizes) for value in values]
     return on_shards(partial(packed_products, devices=layouts[0].num_devices), x, layouts, packed, specs)
 
 
@@ -207,7 +216,7 @@ def _packing(width: int, sharding: NamedSharding, *, is_table: bool) -> Callable
 
 @cache
 def _putting(width: int) -> Callable[[Array, Array, np.int32], Array]:
-    def put(stack: Float[Array, "L N J W"], plain: Float[Array, "L I O"], layer: Int[Array, ""]) -> Array:
+    def put(stack: Float[Array, "L *X N J W"], plain: Float[Array, "L *X I O"], layer: Int[Array, ""]) -> Array:
         matrix = jax.lax.dynamic_index_in_dim(plain, layer, keepdims=False)
         return jax.lax.dynamic_update_index_in_dim(stack, pack(matrix, width), layer, axis=0)
 

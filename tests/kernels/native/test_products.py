@@ -79,7 +79,7 @@ def test_a_product_with_a_matrix_of_a_stack(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_matrices_of_a_stack_with_their_own_rows(dtype: str) -> None:
     """Each result has the bits of a product of its own. Rows after those of all matrices are undefined."""
-    width, x, sizes = library_of(dtype).width, numbers((20, 38), "float32", 1), (5, 0, 13, 1)
+    width, x, sizes = library_of().width, numbers((20, 38), "float32", 1), (5, 0, 13, 1)
     stack = api.pack(jnp.stack([numbers((38, 2 * width), dtype, seed) for seed in range(6)]), width)
 
     @jax.jit

@@ -1,6 +1,7 @@
 """GGUF files of mixtures: the same parameters as from safetensors, and experts that keep the file's bits."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 from orca_jax.assembly.executor import arrange_for
 from orca_jax.errors import CheckpointError
 from orca_jax.model.load import load_decoder, prepare_load
-from orca_jax.model.packed.bits import PackedBitsMatrix
+from orca_jax.model.packed.bits import MixedBitsMatrix, PackedBitsMatrix
 from orca_jax.model.packed.matrices import PackedMatrix
 from orca_jax.model.parameters import flat_parameters
 from tests.kernels.native.machine import library_of, needs_library
@@ -56,23 +57,35 @@ def test_parameters_are_those_of_safetensors(tmp_path: Path, name: str) -> None:
 
 
 def mixed(name: str) -> Kind:
-    """Types as in files of llama.cpp, with more bits for some projections, and a layer with one in 16 bits."""
-    if "ffn_down" in name:
-        return Kind.F16 if name.startswith("blk.1.") else Kind.Q8_0
+    """Types as in files of llama.cpp, with more bits for a projection of some layers."""
+    if "ffn_down" in name and name.startswith("blk.1."):
+        return Kind.Q8_0
     return Kind.F32 if "ffn_gate_inp" in name else Kind.Q4_0
 
 
+def partly(name: str) -> Kind:
+    """Types of a file with a projection in 16 bits."""
+    return Kind.F16 if "ffn_down" in name else mixed(name)
+
+
 @needs_library
-@pytest.mark.parametrize("name", [pytest.param("mixtral", marks=pytest.mark.slow), "qwen3_moe"])
-def test_logits_are_those_of_the_dequantised_file(tmp_path: Path, name: str) -> None:
-    """The experts of a layer keep their bits if all three projections have few."""
-    path = write(tmp_path / "model.gguf", str(wider(name, tmp_path)), mixed)
+@pytest.mark.parametrize(
+    ("name", "kind", "held"),
+    [
+        ("qwen3_moe", mixed, [PackedBitsMatrix, PackedBitsMatrix, MixedBitsMatrix]),
+        pytest.param("mixtral", partly, [PackedMatrix] * 3, marks=pytest.mark.slow),
+    ],
+)
+def test_logits_are_those_of_the_dequantised_file(
+    tmp_path: Path, name: str, kind: Callable[[str], Kind], held: list[type]
+) -> None:
+    """Experts keep their bits if all three projections have few."""
+    path = write(tmp_path / "model.gguf", str(wider(name, tmp_path)), kind)
     loading = prepare_load(path, dtype="float32")
     arranged = partial(arrange_for, loading.keep_bits, jax.devices()[:1], library_of())
     kept = loading.load(mesh_of(1), arrange=arranged)
     kept.pack(library_of(), 1)
-    kinds = [{type(held) for held in block.mlp.matrices.values()} for block in kept.blocks]  # type: ignore[union-attr]
-    assert kinds == [{PackedBitsMatrix}, {PackedMatrix}]
+    assert kept.is_packed and [type(each) for each in kept.blocks.mlp.matrices.values()] == held  # type: ignore[union-attr]
     plain = load_decoder(path, dtype="float32", mesh=mesh_of(1))
     ours, theirs = logits(kept, IDS), logits(plain, IDS)
     assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max()

@@ -24,7 +24,7 @@ from tests.model.reference import dense_attention, logits, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 WIDE = Library(32)
-IDS = np.arange(3, 40)
+IDS, EXPERTS = np.arange(3, 40), ExpertsConfig(count=5, per_token=2)
 
 
 @cache
@@ -67,16 +67,15 @@ def test_logits_are_those_of_plain_matrices(dtype: DType, devices: int) -> None:
 @needs_library
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_experts_are_packed_on_one_device(devices: int) -> None:
-    """Each reads its part of the stack of all experts, and multiplies the rows that chose it alone."""
-    experts = ExpertsConfig(count=5, per_token=2)
-    config, found = replace(model(), num_layers=1, gated_mlp=True, experts=experts), []
+    """Each reads its part of the stack of all layers and experts, and multiplies the rows that chose it alone."""
+    config, found = replace(model(), gated_mlp=True, experts=EXPERTS), []
     for library in (None, library_of()):
         decoder = random_decoder(config, dtype="float32", mesh=mesh_of(devices))
         arrange("cpu", decoder, library)
         if library is not None:
             decoder.pack(library, devices)
-            (block,) = decoder.blocks
-            assert isinstance(block.mlp.up, PackedMatrix) == (devices == 1)  # type: ignore[union-attr]
+            block = decoder.blocks if decoder.is_packed else decoder.blocks[0]
+            assert isinstance(block.mlp.up, PackedMatrix) == decoder.is_packed == (devices == 1)
         found.append(logits(decoder, IDS))
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
@@ -129,10 +128,13 @@ def test_matrices_in_stacks_change_no_bit(num_layers: int, keep: tuple[int, ...]
 
 
 @needs_library
-@pytest.mark.parametrize("keep", [pytest.param(None, marks=pytest.mark.slow), (4, 1, 0, 0)])
-def test_padding_changes_no_bit_of_a_token(keep: tuple[int, ...] | None) -> None:
+@pytest.mark.parametrize(
+    ("keep", "experts"),
+    [pytest.param(None, None, marks=pytest.mark.slow), ((4, 1, 0, 0), None), ((4, 1, 0, 0), EXPERTS)],
+)
+def test_padding_changes_no_bit_of_a_token(keep: tuple[int, ...] | None, experts: ExpertsConfig | None) -> None:
     """Nor does leaving it out: the results of padding are undefined."""
-    decoder = random_decoder(model(), dtype="float32", mesh=mesh_of(1))
+    decoder = random_decoder(replace(model(), experts=experts), dtype="float32", mesh=mesh_of(1))
     arrange("cpu", decoder, library_of())
     decoder.pack(library_of(), 1)
     kept, num_kept = (None, 5) if keep is None else (jnp.array(keep, jnp.int32), 2)
