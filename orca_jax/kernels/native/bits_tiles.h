@@ -10,10 +10,12 @@
 #define ROWS 6
 #define NARROW 4
 #endif
+#define WIDE 6     // of x in a tile of expanded numbers
 
 #define WIDTH (2 * LANES)
-#define GROUP 32   // inputs of a row with one scale
-#define CHUNK 128  // most inputs of a chunk
+#define GROUP 32    // inputs of a row with one scale
+#define CHUNK 128   // most inputs of a chunk
+#define INVERSE 40  // bits of a fraction: exact for less than 2^20 inputs
 
 typedef uint16_t Pairs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
@@ -25,7 +27,7 @@ typedef struct {
   float *out;
   Place place;
   int64_t rows, inputs, outputs, groups, num_units;  // groups of scales, and units of a column
-  uint32_t group, unit;                              // inputs of one
+  int64_t by_group, by_unit;                         // input i is in the group i * by_group >> INVERSE
   int bits, is_float32, is_half;                     // `is_half`: scales and minima are float16
   // x by groups of GROUP inputs, then by rows
   void *numbers;    // float32 or int16
@@ -52,6 +54,7 @@ typedef struct {
   int64_t block, first, size;
   const uint32_t *words;
   const Vector (*expanded)[2];  // entries of each input
+  const Pairs (*pairs)[2];      // numbers of each two inputs
 } Chunk;
 
 #define PART(bits) ((bits) == 6 ? 16 : 32)  // inputs
@@ -68,8 +71,8 @@ INLINE Vector numbers_of(const void *numbers, int64_t at, int is_half) {
 // Those of the input `first` of a block.
 INLINE Factors factors(const Product *p, int64_t block, int64_t first) {
   Factors found = {0};
-  const int64_t at = (block * p->groups + (uint32_t)first / p->group) * WIDTH, kinds = p->minima == NULL ? 1 : 2;
-  const int64_t unit = p->units == NULL ? 0 : (block * p->num_units + (uint32_t)first / p->unit) * kinds * WIDTH;
+  const int64_t at = (block * p->groups + (first * p->by_group >> INVERSE)) * WIDTH, kinds = p->minima == NULL ? 1 : 2;
+  const int64_t unit = p->units == NULL ? 0 : (block * p->num_units + (first * p->by_unit >> INVERSE)) * kinds * WIDTH;
   for (int half = 0; half < 2; half++) {
     const int64_t here = at + half * LANES;
     if (p->units == NULL) {
@@ -94,12 +97,36 @@ INLINE Pairs pair_of(Pairs low, Pairs high, int k, const int bits) {
   return found;
 }
 
+// The sums of a part in integers, added to those in float32 with its scales and minima.
+INLINE void add_sums(const Product *p, int64_t at, int64_t block, int64_t first, Integers (*found)[2],
+                     Vector (*sums)[2], const int rows) {
+  const Factors factor = factors(p, block, first);
+  const float *sizes = p->sizes + at, *weights = p->weights + at;
+  for (int r = 0; r < rows; r++)
+    for (int half = 0; half < 2; half++)
+      sums[r][half] += __builtin_convertvector(found[r][half], Vector) * sizes[r] * factor.scales[half];
+  if (p->minima != NULL)
+    for (int r = 0; r < rows; r++)
+      for (int half = 0; half < 2; half++) sums[r][half] -= weights[r] * factor.minima[half];
+}
+
+// A word in all lanes.
+INLINE Pairs everywhere(const uint32_t *word) {
+#if LANES == 8
+  return (Pairs)_mm256_broadcast_ss((const float *)word);
+#else
+  return (Pairs)((Words){0} + *word);
+#endif
+}
+
 // `rows` of x by a chunk of a block, added to `sums` with the scales of each part. `rows` and `bits` are constants.
 INLINE void tile_in_16_bits(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows,
                             const int bits) {
   const Pairs *next = (const Pairs *)chunk->words;
   const int32_t offset = p->minima != NULL || bits == 6 ? 0 : 1 << (bits - 1);
   const int each = 16 / LOW(bits), lines = PART(bits) / 2 / each;
+  Vector parts[ROWS][2];
+  for (int r = 0; r < rows; r++) parts[r][0] = sums[r][0], parts[r][1] = sums[r][1];
   for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += PART(bits)) {
     const int64_t at = i / GROUP * p->rows + row;
     const uint32_t *x = (const uint32_t *)((const int16_t *)p->numbers + at * GROUP + i % GROUP);
@@ -111,7 +138,7 @@ INLINE void tile_in_16_bits(const Product *p, int64_t row, const Chunk *chunk, V
       for (int k = 0; k < each; k++, pair++) {
         const Pairs one = pair_of(next[0], high[0], k, bits), two = pair_of(next[1], high[1], k, bits);
         for (int r = 0; r < rows; r++) {
-          const Pairs both = (Pairs)((Words){0} + x[r * GROUP / 2 + pair]);
+          const Pairs both = everywhere(x + r * GROUP / 2 + pair);
           found[r][0] = dot(found[r][0], both, one);
           found[r][1] = dot(found[r][1], both, two);
         }
@@ -119,13 +146,50 @@ INLINE void tile_in_16_bits(const Product *p, int64_t row, const Chunk *chunk, V
       if (bits > LOW(bits)) high[0] >>= each * (bits - LOW(bits)), high[1] >>= each * (bits - LOW(bits));
     }
     if (bits > LOW(bits)) next += 2;
-    const Factors factor = factors(p, chunk->block, i);
-    for (int r = 0; r < rows; r++)
-      for (int half = 0; half < 2; half++) {
-        sums[r][half] += __builtin_convertvector(found[r][half], Vector) * p->sizes[at + r] * factor.scales[half];
-        if (p->minima != NULL) sums[r][half] -= p->weights[at + r] * factor.minima[half];
-      }
+    add_sums(p, at, chunk->block, i, found, parts, rows);
   }
+  for (int r = 0; r < rows; r++) sums[r][0] = parts[r][0], sums[r][1] = parts[r][1];
+}
+
+// The numbers of a chunk in 16 bits: those of many rows share them in the first cache.
+INLINE void expand_pairs(const Product *p, const Chunk *chunk, Pairs (*to)[2], const int bits) {
+  const Pairs *next = (const Pairs *)chunk->words;
+  const uint16_t offset = p->minima != NULL || bits == 6 ? 0 : 1 << (bits - 1);
+  const int each = 16 / LOW(bits), lines = PART(bits) / 2 / each;
+  for (int64_t i = 0; i < chunk->size; i += PART(bits)) {
+    Pairs high[2] = {{0}, {0}};
+    if (bits > LOW(bits)) high[0] = next[2 * lines], high[1] = next[2 * lines + 1];
+    for (int line = 0; line < lines; line++, next += 2) {
+      for (int k = 0; k < each; k++, to++)
+        for (int half = 0; half < 2; half++) to[0][half] = pair_of(next[half], high[half], k, bits) - offset;
+      if (bits > LOW(bits)) high[0] >>= each * (bits - LOW(bits)), high[1] >>= each * (bits - LOW(bits));
+    }
+    if (bits > LOW(bits)) next += 2;
+  }
+}
+
+// The sums of `tile_in_16_bits` from expanded numbers. `rows` and `part`, the inputs of a scale, are constants.
+INLINE void tile_of_pairs(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], const int rows,
+                          const int part) {
+  const Pairs(*next)[2] = chunk->pairs;
+  Vector parts[ROWS][2];
+  for (int r = 0; r < rows; r++) parts[r][0] = sums[r][0], parts[r][1] = sums[r][1];
+  for (int64_t i = chunk->first; i < chunk->first + chunk->size; i += part) {
+    const int64_t at = i / GROUP * p->rows + row;
+    const uint32_t *x = (const uint32_t *)((const int16_t *)p->numbers + at * GROUP + i % GROUP);
+    Integers found[ROWS][2] = {{{0}}};
+    for (int pair = 0; pair < part / 2; pair++, next++) {
+      Pairs one = next[0][0], two = next[0][1];
+      __asm__("" : "+v"(one), "+v"(two));  // in registers: a load for each row would take longer
+      for (int r = 0; r < rows; r++) {
+        const Pairs both = everywhere(x + r * GROUP / 2 + pair);
+        found[r][0] = dot(found[r][0], both, one);
+        found[r][1] = dot(found[r][1], both, two);
+      }
+    }
+    add_sums(p, at, chunk->block, i, found, parts, rows);
+  }
+  for (int r = 0; r < rows; r++) sums[r][0] = parts[r][0], sums[r][1] = parts[r][1];
 }
 
 // Entries of the matrix for the k-th input of some words, with their high bits in other ones.

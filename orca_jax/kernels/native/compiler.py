@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
-OPTIONS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fPIC")
+OPTIONS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-tree-reassoc", "-fPIC")
 NATIVE: tuple[str, ...] = ("-march=native",)
 COMPILE_SECONDS, _VERSION_SECONDS = 60.0, 10.0
 

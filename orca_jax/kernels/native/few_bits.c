@@ -99,6 +99,7 @@ static void prepare_groups(const void *list, int64_t begin, int64_t end) {
 #endif
 
 typedef void Tile(const Product *p, int64_t row, const Chunk *chunk, Vector (*sums)[2], int64_t rows);
+typedef void ExpandPairs(const Product *p, const Chunk *chunk, Pairs (*to)[2]);
 typedef void Expand(const Product *p, const Chunk *chunk, Vector (*to)[2]);
 
 #define TILES(name, tile, cases, ...)                                                                           \
@@ -107,26 +108,38 @@ typedef void Expand(const Product *p, const Chunk *chunk, Vector (*to)[2]);
   }
 #define FORMS(bits)                                                               \
   TILES(short_tile_of_##bits##_bits, tile_in_16_bits, NARROW_TILES, bits)         \
+  static void pairs_of_##bits##_bits(const Product *p, const Chunk *chunk, Pairs(*to)[2]) {                        \
+    expand_pairs(p, chunk, to, bits);                                                                              \
+  }                                                                                                                \
   static void expand_##bits##_bits(const Product *p, const Chunk *chunk, Vector(*to)[2]) { expand(p, chunk, to, bits); }
 
 FORMS(4)
 FORMS(5)
 FORMS(6)
 FORMS(8)
+TILES(tile_of_32, tile_of_pairs, UP_TO_6, 32)
+TILES(tile_of_16, tile_of_pairs, UP_TO_6, 16)
 TILES(float_tile, tile_in_float32, ALL_TILES)
 
 #define ALL_FORMS(name) {name##4_bits, name##5_bits, name##6_bits, NULL, name##8_bits}  // from 4 bits on
 static Tile *const short_tiles[] = ALL_FORMS(short_tile_of_);
+static ExpandPairs *const pair_expansions[] = ALL_FORMS(pairs_of_);
 static Expand *const expansions[] = ALL_FORMS(expand_);
 
 // All rows of a panel by a chunk, in tiles of about the same number of rows.
 static void multiply_chunk(const Product *p, int64_t row, int64_t rows, Chunk *chunk, Vector (*sums)[2]) {
   Vector expanded[CHUNK][2];
-  Tile *tile = p->is_float32 ? float_tile : short_tiles[p->bits - 4];
-  const int64_t most = p->is_float32 ? ROWS : NARROW;
+  Pairs pairs[CHUNK / 2][2];
+  Tile *tile = short_tiles[p->bits - 4];
+  int64_t most = NARROW;
   if (p->is_float32) {
     expansions[p->bits - 4](p, chunk, expanded);
     chunk->expanded = (const Vector(*)[2])expanded;
+    tile = float_tile, most = ROWS;
+  } else if (rows > NARROW) {
+    pair_expansions[p->bits - 4](p, chunk, pairs);
+    chunk->pairs = (const Pairs(*)[2])pairs;
+    tile = PART(p->bits) == 16 ? tile_of_16 : tile_of_32, most = WIDE;
   }
   const int64_t tiles = (rows + most - 1) / most;
   for (int64_t i = 0; i < tiles; i++) {
@@ -192,12 +205,15 @@ static int has_shape(const XLA_FFI_Buffer *buffer, XLA_FFI_DataType dtype, int64
   return buffer->dtype == dtype && dims[0] == layers && dims[1] == blocks && dims[2] == rows && dims[3] == width;
 }
 
+// The least fraction that counts whole groups of `size` inputs by a product and a shift.
+static int64_t inverse(int64_t size) { return size > 0 ? (((int64_t)1 << INVERSE) + size - 1) / size : 0; }
+
 // A product from its words, scales, minima, units, index and result. False if their shapes do not fit.
 static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XLA_FFI_Buffer *out) {
   const XLA_FFI_Buffer *words = given[0], *scales = given[1], *minima = given[2], *units = given[3];
   if (words->rank != 4 || scales->rank != 4 || minima->rank != 4 || units->rank != 4) return 0;
   if (!read_place(&p->place, given[4], words, p->rows)) return 0;
-  if (p->inputs < 1 || p->inputs % GROUP) return 0;
+  if (p->inputs < 1 || p->inputs % GROUP || p->inputs >= 1 << (INVERSE / 2)) return 0;
   const int has_minima = minima->dims[0] > 0, has_units = units->dims[0] > 0, kinds = has_minima ? 2 : 1;
   p->is_half = scales->dtype == XLA_FFI_DataType_F16;
   const int64_t layers = words->dims[0];
@@ -215,10 +231,12 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
                                 : p->is_half ? XLA_FFI_DataType_F16
                                              : XLA_FFI_DataType_F32;
   const int64_t blocks = p->outputs / WIDTH;
-  p->group = p->groups > 0 ? p->inputs / p->groups : 0;
-  p->unit = p->num_units > 0 ? p->inputs / p->num_units : 0;
-  const int fits = p->group * p->groups == p->inputs && p->group % PART(p->bits) == 0 &&
-                   (!has_units || (p->unit * p->num_units == p->inputs && p->unit % p->group == 0));
+  const int64_t group = p->groups > 0 ? p->inputs / p->groups : 0;
+  const int64_t unit = p->num_units > 0 ? p->inputs / p->num_units : 0;
+  const int fits = group * p->groups == p->inputs && group % PART(p->bits) == 0 &&
+                   (!has_units || (unit * p->num_units == p->inputs && unit % group == 0));
+  p->by_group = inverse(group);
+  p->by_unit = inverse(unit);
   move_to(p, p->place.first);
   return fits && p->bits >= 4 && p->bits <= 8 && p->bits != 7 && p->outputs % WIDTH == 0 &&
          (p->bits != 6 || !has_minima) &&

@@ -55,8 +55,8 @@ static void run(int64_t rows, int64_t matrices, int64_t groups, int64_t group, i
   uint32_t *words = malloc(lines * all * sizeof(uint32_t));
   for (int64_t i = 0; i < lines * all; i++) words[i] = (uint32_t)rand() * 2654435761u;
   Product p = {.x = x, .scales = scales, .minima = minima, .units = units, .words = words, .out = out, .rows = rows,
-               .inputs = inputs, .outputs = outputs, .groups = groups, .num_units = form == 2 ? 1 : 0, .group = group,
-               .unit = inputs, .bits = bits,
+               .inputs = inputs, .outputs = outputs, .groups = groups, .num_units = form == 2 ? 1 : 0,
+               .by_group = inverse(group), .by_unit = inverse(inputs), .bits = bits,
                .is_float32 = is_float32, .is_half = form == 1, .place = {0, matrices, rows, sizes}};
   p.numbers = malloc(parts * GROUP * (is_float32 ? sizeof(float) : sizeof(int16_t)));
   p.sizes = malloc(parts * sizeof(float));
