@@ -42,7 +42,7 @@ TENANTS = 4  # for the ordering by fair shares; every fourth request has a deadl
 
 
 def _chunked(ordering: str, depth: int = 1) -> KnownScheduler:
-    return ChunkedScheduler(MAX_BS, TOKEN_BUDGET, ORDERINGS[ordering](), depth=depth)
+    return ChunkedScheduler(MAX_BS, TOKEN_BUDGET, ORDERINGS[ordering](), n_workers=depth)
 
 
 class Arrivals:
@@ -60,7 +60,7 @@ class Arrivals:
 def _policy() -> KnownScheduler:
     """`chunked` with the order of arrival, on the protocol for policies."""
     policy = Ordered(Arrivals())
-    return PolicyScheduler(policy, "arrivals", max_bs=MAX_BS, token_budget=TOKEN_BUDGET, num_rows=MAX_BS, depth=2)
+    return PolicyScheduler(policy, "arrivals", max_bs=MAX_BS, token_budget=TOKEN_BUDGET, num_rows=MAX_BS, n_workers=2)
 
 
 PAIRS: Mapping[str, tuple[float, Callable[[], KnownScheduler]]] = {

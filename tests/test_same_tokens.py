@@ -45,7 +45,7 @@ def greedy_jobs(name: str) -> tuple[list[Job], list[list[int]]]:
 
 
 def make_engine(
-    name: str, cache: str, devices: int = 1, scheduler: SchedulerName = "orca", **settings: object
+    name: str, cache: str | None, devices: int = 1, scheduler: SchedulerName = "orca", **settings: object
 ) -> Iterator[Engine]:
     config = EngineConfig(
         model=str(REFERENCE / name),

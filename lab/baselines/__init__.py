@@ -26,7 +26,7 @@ def _chunked(setting: Setting) -> ChunkedScheduler:
         setting.max_bs,
         setting.token_budget,
         FirstComeFirstServed(),
-        depth=setting.in_flight,
+        n_workers=setting.in_flight,
         num_stages=min(setting.num_stages, setting.in_flight),
     )
 
@@ -39,7 +39,7 @@ def _outside(policy: OutsidePolicy, setting: Setting) -> PolicyScheduler:
         max_bs=setting.max_bs,
         token_budget=sys.maxsize,
         num_rows=setting.max_bs * setting.in_flight,
-        depth=setting.in_flight,
+        n_workers=setting.in_flight,
     )
 
 

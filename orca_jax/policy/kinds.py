@@ -64,7 +64,7 @@ class PolicyKind:
             max_bs=settings.max_bs,
             token_budget=settings.token_budget,
             num_rows=settings.num_rows or settings.max_bs * settings.num_stages,
-            depth=settings.num_stages + settings.num_ahead,
+            n_workers=settings.num_stages + settings.num_ahead,
             num_stages=settings.num_stages,
             seconds=settings.seconds,
         )

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import KW_ONLY, dataclass
 from operator import index
 from typing import Any, ClassVar
 
@@ -92,6 +93,7 @@ class LiveView:
         )
 
 
+@dataclass(eq=False)
 class PolicyScheduler:
     """A scheduler that asks a policy.
 
@@ -101,36 +103,27 @@ class PolicyScheduler:
         max_bs: most requests of an iteration.
         token_budget: most tokens of an iteration.
         num_rows: most requests with a row.
-        depth: iterations in flight.
+        n_workers: iterations in flight.
         num_stages: devices in the pipeline.
         seconds: expected seconds of an iteration.
     """
 
     traits: ClassVar[Traits] = Traits(shares_prefixes=True, has_token_budget=True, has_overlap=True)
 
-    def __init__(
-        self,
-        policy: Policy,
-        name: str,
-        *,
-        max_bs: int,
-        token_budget: int,
-        num_rows: int,
-        depth: int = 1,
-        num_stages: int = 1,
-        seconds: MeasuredSeconds = unknown_seconds,
-    ) -> None:
-        self.policy = policy
-        self.name = name
-        self.max_bs = max_bs
-        self.token_budget = token_budget
-        self.num_rows = num_rows
-        self.n_workers = depth
-        self.num_stages = num_stages
-        self.seconds = seconds
-        self.guard = Guard(name)
+    policy: Policy
+    name: str
+    _: KW_ONLY
+    max_bs: int
+    token_budget: int
+    num_rows: int
+    n_workers: int = 1
+    num_stages: int = 1
+    seconds: MeasuredSeconds = unknown_seconds
+
+    def __post_init__(self) -> None:
+        self.guard = Guard(self.name)
         self._has_warned = False
-        self._table = JobTable(num_stages)
+        self._table = JobTable(self.num_stages)
 
     def select(self, pool: RequestPool, kv: KVManager) -> Selection:
         """Ask the policy, and apply its decision as a whole.

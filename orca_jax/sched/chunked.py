@@ -7,7 +7,7 @@ and compute their tokens again later.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Self
 
 from orca_jax.sched.blocks import BlockCount, not_below_zero
@@ -19,6 +19,7 @@ from orca_jax.sched.request import Request
 from orca_jax.sched.scheduler import Choice, Held, SchedulerSettings, Selection, Traits
 
 
+@dataclass(eq=False)
 class ChunkedScheduler:
     """Chooses by an ordering, from the most urgent request to the least.
 
@@ -35,30 +36,21 @@ class ChunkedScheduler:
         max_bs: the largest number of requests in an iteration. `max_bs * num_stages` of them may run.
         token_budget: tokens of an iteration, at least `max_bs`.
         ordering: the order of urgency.
-        depth: iterations in flight. One more than stages overlaps the host's work on one with the devices' work on the
-            others.
+        n_workers: iterations in flight. One more than stages overlaps the host's work on one with the devices' work on
+            the others.
         watermark: blocks to keep free when a request is admitted beside others, for their next tokens.
         num_stages: devices in the pipeline.
     """
 
     traits: ClassVar[Traits] = Traits(shares_prefixes=True, has_orderings=True, has_token_budget=True, has_overlap=True)
 
-    def __init__(
-        self,
-        max_bs: int,
-        token_budget: int,
-        ordering: Ordering,
-        *,
-        depth: int = 1,
-        watermark: BlockCount = 0,
-        num_stages: int = 1,
-    ) -> None:
-        self.max_bs = max_bs
-        self.token_budget = token_budget
-        self.ordering = ordering
-        self.n_workers = depth
-        self.watermark = watermark
-        self.num_stages = num_stages
+    max_bs: int
+    token_budget: int
+    ordering: Ordering
+    _: KW_ONLY
+    n_workers: int = 1
+    watermark: BlockCount = 0
+    num_stages: int = 1
 
     @classmethod
     def from_settings(cls, settings: SchedulerSettings) -> Self:
@@ -66,7 +58,7 @@ class ChunkedScheduler:
             settings.max_bs,
             settings.token_budget,
             settings.ordering(),
-            depth=settings.num_stages + settings.num_ahead,
+            n_workers=settings.num_stages + settings.num_ahead,
             watermark=settings.watermark,
             num_stages=settings.num_stages,
         )

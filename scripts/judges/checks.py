@@ -16,7 +16,7 @@ from typing import Any
 
 Check = Callable[[Any], None]
 
-__all__ = ["Settings", "expect", "parser", "run", "settings"]
+__all__ = ["Settings", "catch", "expect", "parser", "run", "settings"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,15 @@ def expect(holds: object, what: str) -> None:
     """Fail the check unless `holds`: an `assert` with a message, also in optimised mode."""
     if not holds:
         raise AssertionError(what)
+
+
+def catch[E: Exception](kind: type[E], call: Callable[..., Any], **fields: Any) -> E:
+    """Call, and return the expected exception."""
+    try:
+        call(**fields)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} for {fields}")
 
 
 def run(checks: Sequence[Check], subject: Any, packages: Sequence[str] | Mapping[str, str], report: Path) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import litellm
 
 import checks
-from checks import Settings, expect
+from checks import Settings, catch, expect
 from client_common import JSON_SCHEMA_FORMAT, QUIET, TALK, TOOLS, check_city, check_weather, wait_idle
 
 
@@ -32,15 +32,6 @@ class Subject:
         """Request one text completion."""
         given = {**self.common, "model": f"text-completion-openai/{self.settings.model}", "prompt": "Hello", **fields}
         return litellm.text_completion(**given)
-
-
-def catch(kind: type[Exception], call: Any, **fields: Any) -> Any:
-    """Call, and return the expected exception."""
-    try:
-        call(**fields)
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__} for {fields}")
 
 
 def chat(s: Subject) -> None:

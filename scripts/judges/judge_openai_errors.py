@@ -1,24 +1,14 @@
 """openai-python's typed exceptions: the exception of each mistake, the parameter's name, and retries."""
 
-from collections.abc import Callable
 from typing import Any
 
 import openai
 
-from checks import expect
+from checks import catch, expect
 
 __all__ = ["ERRORS"]
 
 NUM_ROWS = 4  # rows of the server
-
-
-def catch[E: openai.OpenAIError](kind: type[E], call: Callable[..., Any], **fields: Any) -> E:
-    """Call, and return the expected exception."""
-    try:
-        call(**fields)
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__} for {fields}")
 
 
 def bad_values_name_their_parameter(s: Any) -> None:

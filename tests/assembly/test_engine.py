@@ -161,7 +161,7 @@ def test_the_choice_of_attention_is_logged(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(layers, "explain_attention", explain)
-    monkeypatch.setattr("orca_jax.assembly.executor.JaxExecutor", stop)
+    monkeypatch.setattr("orca_jax.assembly.executor.start_executor", stop)  # before programs compile in its threads
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
         build_engine(config(program_cache))
     (record,) = [record for record in caplog.records if record.name == "orca_jax.assembly.resolve"]

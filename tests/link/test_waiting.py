@@ -138,7 +138,7 @@ def start() -> Iterator[Start]:
 
 
 def chunked(depth: int) -> ChunkedScheduler:
-    return ChunkedScheduler(ROWS, 16, FirstComeFirstServed(), depth=depth)
+    return ChunkedScheduler(ROWS, 16, FirstComeFirstServed(), n_workers=depth)
 
 
 def request(request_id: str, max_tokens: int = 2) -> Submit:

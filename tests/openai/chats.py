@@ -12,20 +12,18 @@ from tests.serve.played import events
 HERMES = ServerConfig(EngineConfig(model="m"), tool_call_parser="hermes")
 MISTRAL = ServerConfig(EngineConfig(model="m"), tool_call_parser="mistral")
 
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "of a city",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-                "required": ["city"],
-                "additionalProperties": False,
-            },
-        },
+WEATHER: dict[str, Any] = {
+    "name": "weather",
+    "description": "of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
     },
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": WEATHER},
     {"type": "function", "function": {"name": "clock"}},
 ]
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'

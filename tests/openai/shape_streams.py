@@ -150,7 +150,12 @@ def check_chat_stream(request: Mapping[str, Any], body: bytes, complete: bool) -
         if ended:
             assert whole.finish_reason is not None
             logprobs = ChatLogprobs(whole.logprobs, None) if request.get("logprobs") else None
-            choice = ChatChoice(index, whole.message(), logprobs, whole.finish_reason)  # type: ignore[arg-type]
+            choice = ChatChoice(
+                index=index,
+                message=whole.message(),
+                logprobs=logprobs,
+                finish_reason=whole.finish_reason,  # type: ignore[arg-type]
+            )
             check_chat_choice(request, choice)
         if not request.get("logprobs"):
             require(not whole.logprobs, f"choice {index}: logprobs that nobody asked for")

@@ -49,28 +49,40 @@ class CompletionLogprobs(Shape, frozen=True):
 PromptLogprobs = list[dict[str, dict[str, Any]] | None] | Omissible | None
 
 
-class CompletionChoice(Shape, frozen=True):
+class Chosen(Shape, frozen=True, kw_only=True):
     index: Count
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length", "content_filter"] | None
     # vLLM's extensions, each only where it was asked for
     stop_reason: int | str | Omissible | None = UNSET
     token_ids: list[Count] | Omissible | None = UNSET
+
+
+class Answer(Shape, frozen=True, kw_only=True):
+    id: Name
+    created: Count
+    model: Name
+    system_fingerprint: str | Omissible | None = UNSET
+
+
+class ChatAnswer(Answer, frozen=True, kw_only=True):
+    service_tier: str | Omissible | None = UNSET
+    prompt_logprobs: PromptLogprobs = UNSET
+    prompt_token_ids: list[Count] | Omissible | None = UNSET
+
+
+class CompletionChoice(Chosen, frozen=True, kw_only=True):
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length", "content_filter"] | None
     prompt_token_ids: list[Count] | Omissible | None = UNSET
     prompt_logprobs: PromptLogprobs = UNSET
 
 
-class Completion(Shape, frozen=True):
+class Completion(Answer, frozen=True, kw_only=True):
     """An answer and a chunk: OpenAI gives them one shape."""
 
-    id: Name
     object: Literal["text_completion"]
-    created: Count
-    model: Name
     choices: list[CompletionChoice]
     usage: Usage | Omissible | None = UNSET
-    system_fingerprint: str | Omissible | None = UNSET
 
 
 class TopLogprob(Shape, frozen=True):
@@ -112,26 +124,16 @@ class Message(Shape, frozen=True):
     annotations: list[dict[str, Any]] | Omissible = UNSET
 
 
-class ChatChoice(Shape, frozen=True):
-    index: Count
+class ChatChoice(Chosen, frozen=True, kw_only=True):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
-    stop_reason: int | str | Omissible | None = UNSET
-    token_ids: list[Count] | Omissible | None = UNSET
 
 
-class ChatCompletion(Shape, frozen=True):
-    id: Name
+class ChatCompletion(ChatAnswer, frozen=True, kw_only=True):
     object: Literal["chat.completion"]
-    created: Count
-    model: Name
     choices: Annotated[list[ChatChoice], Meta(min_length=1)]
     usage: Usage
-    system_fingerprint: str | Omissible | None = UNSET
-    service_tier: str | Omissible | None = UNSET
-    prompt_logprobs: PromptLogprobs = UNSET
-    prompt_token_ids: list[Count] | Omissible | None = UNSET
 
 
 class FunctionDelta(Shape, frozen=True):
@@ -155,26 +157,16 @@ class Delta(Shape, frozen=True):
     tool_calls: Annotated[list[ToolCallDelta], Meta(min_length=1)] | Omissible = UNSET
 
 
-class ChatChunkChoice(Shape, frozen=True):
-    index: Count
+class ChatChunkChoice(Chosen, frozen=True, kw_only=True):
     delta: Delta
     finish_reason: FinishReason | None
     logprobs: ChatLogprobs | Omissible | None = UNSET
-    stop_reason: int | str | Omissible | None = UNSET
-    token_ids: list[Count] | Omissible | None = UNSET
 
 
-class ChatChunk(Shape, frozen=True):
-    id: Name
+class ChatChunk(ChatAnswer, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"]
-    created: Count
-    model: Name
     choices: list[ChatChunkChoice]
     usage: Usage | Omissible | None = UNSET
-    system_fingerprint: str | Omissible | None = UNSET
-    service_tier: str | Omissible | None = UNSET
-    prompt_logprobs: PromptLogprobs = UNSET
-    prompt_token_ids: list[Count] | Omissible | None = UNSET
 
 
 class ModelCard(Shape, frozen=True):

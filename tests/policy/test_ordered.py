@@ -42,7 +42,7 @@ def plans_of(seed: int, on_protocol: bool) -> list[Any]:
             max_bs=lab.max_bs,
             token_budget=shape.budget,
             num_rows=lab.max_bs * stages,
-            depth=shape.depth,
+            n_workers=shape.depth,
             num_stages=stages,
         )
     lengths = rng.sample(range(1, 24), 12)  # equal prompts of one selection would be computed twice

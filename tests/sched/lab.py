@@ -127,7 +127,7 @@ class Lab:
                 max_bs,
                 shape.budget,
                 shape.ordering(),
-                depth=shape.depth,
+                n_workers=shape.depth,
                 watermark=shape.watermark,
                 num_stages=shape.stages,
             )

@@ -18,7 +18,7 @@ FIELDS = ("row", "in_flight", "state", "arrival_index")
 def num_reads(monkeypatch: pytest.MonkeyPatch, name: str, num_pages: int, num_rows: int, num_waiting: int) -> int:
     """The number of reads of requests' fields in three selections over a batch of 4, after all arrivals."""
     pool = RequestPool(KVManager((num_pages,), 16, num_rows), vocab_size=9, max_model_len=64)
-    scheduler = ChunkedScheduler(num_rows, 16, ORDERINGS[name](), depth=2)
+    scheduler = ChunkedScheduler(num_rows, 16, ORDERINGS[name](), n_workers=2)
     for n in range(4 + num_waiting):
         pool.add_request(str(n), [1, 2], SamplingParams(max_tokens=20), seed=0, arrival=float(n))
     counts: Counter[str] = Counter()

@@ -159,8 +159,13 @@ MUTANTS: dict[str, tuple[str, object, str, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, owner, name, replacement = MUTANTS[mutant]
-    monkeypatch.setattr(owner, name, replacement)
+    check_found(*MUTANTS[mutant], monkeypatch)
+
+
+def check_found(
+    kind: str, owner: Any, name: str, mutant: object, monkeypatch: pytest.MonkeyPatch, has_states: bool = False
+) -> None:
+    monkeypatch.setattr(owner, name, mutant)
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(60):
-            play(kind, seed, 60)
+            play(kind, seed, 60, has_states)

@@ -59,6 +59,13 @@ def test_a_request_that_just_fits_is_accepted() -> None:
     add(pool_of(n_slots=20), prompt=[9] * 10, max_tokens=10)
 
 
+def check_id_is_free_after_delivery(pool: RequestPool) -> None:
+    with pytest.raises(RequestError, match="already"):
+        add(pool)
+    pool.deliver(lambda _: True, 3.0)
+    add(pool)
+
+
 def test_ids_are_unique_among_live_requests() -> None:
     pool = pool_of()
     request = add(pool, max_tokens=1)
@@ -66,20 +73,14 @@ def test_ids_are_unique_among_live_requests() -> None:
         add(pool)
     assert caught.value.param == "request_id"
     run_once(pool, request, 4)
-    with pytest.raises(RequestError, match="already"):
-        add(pool)
-    pool.deliver(lambda _: True, 3.0)
-    add(pool)
+    check_id_is_free_after_delivery(pool)
 
 
 def test_an_aborted_id_is_in_use_until_its_end_is_delivered() -> None:
     pool = pool_of()
     add(pool)
     pool.abort("a")
-    with pytest.raises(RequestError, match="already"):
-        add(pool)
-    pool.deliver(lambda _: True, 3.0)
-    add(pool)
+    check_id_is_free_after_delivery(pool)
 
 
 def test_order_of_arrival() -> None:

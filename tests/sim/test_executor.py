@@ -62,7 +62,7 @@ def play(
 
 
 def chunked(max_bs: int, num_stages: int, depth: int | None = None) -> ChunkedScheduler:
-    return ChunkedScheduler(max_bs, 64, FirstComeFirstServed(), depth=depth or num_stages, num_stages=num_stages)
+    return ChunkedScheduler(max_bs, 64, FirstComeFirstServed(), n_workers=depth or num_stages, num_stages=num_stages)
 
 
 Make = Callable[[int, int], Scheduler]

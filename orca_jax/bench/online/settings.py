@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -75,30 +75,17 @@ def read_settings(args: argparse.Namespace, files: Sequence[str]) -> OpenLoopSet
         raise ConfigError("warmup_requests must not be negative", param="warmup_requests")
     used = [name for name, value in vars(args).items() if value not in (None, 1)]
     check_needs("bench online, open loop", SimpleNamespace(**vars(args), rates=rates, has_times=has_times), used)
-    return OpenLoopSettings(
-        base_url=check_url(args.base_url),
-        model=args.model,
-        api_key=read_key(args.api_key),
-        endpoint=args.endpoint,
-        prompts=args.prompts,
-        trace=args.trace,
-        trace_data=args.trace_data,
-        length_scale=args.length_scale,
-        max_model_len=args.max_model_len,
-        vocab_size=args.vocab_size,
-        rates=rates,
-        burstiness=args.burstiness,
-        num_requests=DEFAULT_REQUESTS if args.num_requests is None and args.duration is None else args.num_requests,
-        duration=args.duration,
-        warmup_requests=args.warmup_requests,
-        timeout=args.timeout,
-        seed=args.seed,
-        goodput=read_limits(args.goodput or ()),
-        extra_body=_extra(args.extra_body),
-        write_trace=_writable(args.write_trace, "write_trace"),
-        save=_writable(args.save, "save"),
-        plot=_writable(args.plot, "plot"),
-    )
+    values = vars(args) | {
+        "base_url": check_url(args.base_url),
+        "api_key": read_key(args.api_key),
+        "rates": rates,
+        "goodput": read_limits(args.goodput or ()),
+        "extra_body": _extra(args.extra_body),
+        **{name: _writable(getattr(args, name), name) for name in ("write_trace", "save", "plot")},
+    }
+    if args.num_requests is None and args.duration is None:
+        values["num_requests"] = DEFAULT_REQUESTS
+    return OpenLoopSettings(**{each.name: values[each.name] for each in fields(OpenLoopSettings)})
 
 
 def check_url(url: str) -> str:

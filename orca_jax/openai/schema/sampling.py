@@ -130,15 +130,31 @@ class CompletionFields(SamplingFields, frozen=True, kw_only=True):
 
 PromptPart = str | list[int]
 MaxIds = Meta(max_length=MAX_PROMPT_IDS)
+Prompts = Annotated[
+    str | Annotated[list[str | TokenId | Annotated[list[TokenId], MaxIds]], MaxIds],
+    Meta(description=f"A string, a list of token ids, or a list of up to {MAX_PROMPTS} strings or lists of ids."),
+]
+
+
+def parts_of(given: Prompts, name: str) -> list[PromptPart]:
+    """Return the prompts of the field `name`, in order. Raises ApiError."""
+    if isinstance(given, str):
+        return [given]
+    if given and all(isinstance(part, int) for part in given):
+        return [[part for part in given if isinstance(part, int)]]
+    if not 1 <= len(given) <= MAX_PROMPTS:
+        raise ApiError(400, f"{name} must contain 1 to {MAX_PROMPTS} {name}s, got {len(given)}", name)
+    parts = [part for part in given if not isinstance(part, int)]
+    if len(parts) < len(given) or len({type(part) for part in parts}) > 1:
+        kinds = "a string, a list of token ids, a list of strings, or a list of lists of token ids"
+        raise ApiError(400, f"{name} must be {kinds}", name)
+    return parts
 
 
 class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
     """A request for completions."""
 
-    prompt: Annotated[
-        str | Annotated[list[str | TokenId | Annotated[list[TokenId], MaxIds]], MaxIds],
-        Meta(description=f"A string, a list of token ids, or a list of up to {MAX_PROMPTS} strings or lists of ids."),
-    ]
+    prompt: Prompts
     max_tokens: TokenLimit | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool | None = None
@@ -155,20 +171,7 @@ class CompletionRequest(CompletionFields, frozen=True, kw_only=True):
 
     def prompts(self) -> list[PromptPart]:
         """The prompts, in order. Raises ApiError."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and all(isinstance(part, int) for part in self.prompt):
-            return [[part for part in self.prompt if isinstance(part, int)]]
-        if not 1 <= len(self.prompt) <= MAX_PROMPTS:
-            raise ApiError(400, f"prompt must contain 1 to {MAX_PROMPTS} prompts, got {len(self.prompt)}", "prompt")
-        prompts = [part for part in self.prompt if not isinstance(part, int)]
-        if len(prompts) < len(self.prompt) or len({type(part) for part in prompts}) > 1:
-            raise ApiError(
-                400,
-                "prompt must be a string, a list of token ids, a list of strings, or a list of lists of token ids",
-                "prompt",
-            )
-        return prompts
+        return parts_of(self.prompt, "prompt")
 
     def candidates(self, num_prompts: int) -> int:
         """Number of engine requests for each prompt. Raises ApiError."""

@@ -4,7 +4,7 @@ The arguments of a tool with `strict` match its schema. Those of another tool ar
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from orca_jax.request import StructuredOutput
@@ -173,19 +173,28 @@ def _keyed(tools: Tools, specials: Mapping[str, int]) -> _Form:
         "KEY: /[^<>\\n]{1,128}/",
         "WORDS: /(?s:.+)/",
     ]
+
+    def member(rule: str, name: str, schema: Any) -> str:
+        return f'"\\n"? {key} {json.dumps(name)} {between} {_tagged_value(rule, schema, rules, parts, value_end)}'
+
     for number, tool in enumerate(tools):
-        members = ["any_member*"]
-        if is_strict(tool):
-            members = []
-            for at, (name, schema, is_required) in enumerate(_members(parameters_of(tool))):
-                rule = f"member{number}_{at}"
-                members.append(rule if is_required else f"{rule}?")
-                text = _tagged_value(rule, schema, rules, parts, value_end)
-                rules.append(f'{rule}: "\\n"? {key} {json.dumps(name)} {between} {text}')
-        rules.append(f'tool{number}: {json.dumps(tool_name(tool))} {" ".join(members)} "\\n"?')
+        members = _rules_of_members(number, tool, rules, member)
+        rules.append(f'tool{number}: {json.dumps(tool_name(tool))} {members} "\\n"?')
     call = " | ".join([f"tool{number}" for number in range(len(tools))])
     end = literal("</tool_call>", specials)
     return _Form("<tool_call>", f"({call}) {end}", '"\\n"?', rules=rules, parts=parts)
+
+
+def _rules_of_members(number: int, tool: Any, rules: list[str], written: Callable[[str, str, Any], str]) -> str:
+    """Return the arguments of a call of a tool; a strict tool gets a rule for each, from its name and its schema."""
+    if not is_strict(tool):
+        return "any_member*"
+    members = []
+    for at, (name, schema, is_required) in enumerate(_members(parameters_of(tool))):
+        rule = f"member{number}_{at}"
+        members.append(rule if is_required else f"{rule}?")
+        rules.append(f"{rule}: {written(rule, name, schema)}")
+    return " ".join(members)
 
 
 def _braced(name: str, tools: Tools, specials: Mapping[str, int]) -> _Form:
@@ -243,17 +252,14 @@ def _tagged(name: str, tools: Tools, specials: Mapping[str, int], more: str) -> 
         f"any_value[lazy]: ANY {json.dumps(tags.end)}",
         'KEY: /[^<>"\\n]{1,128}/',
     ]
+
+    def member(rule: str, key: str, schema: Any) -> str:
+        value = _tagged_value(rule, schema, rules, parts, json.dumps(line + tags.end))
+        return f'{json.dumps(tags.key + key + tags.value + line)} {value} "\\n"?'
+
     for number, tool in enumerate(tools):
         called = json.dumps(tool_name(tool) + tags.value)
-        members = ["any_member*"]
-        if is_strict(tool):
-            members = []
-            for at, (key, schema, is_required) in enumerate(_members(parameters_of(tool))):
-                rule = f"member{number}_{at}"
-                members.append(rule if is_required else f"{rule}?")
-                value = _tagged_value(rule, schema, rules, parts, json.dumps(line + tags.end))
-                rules.append(f'{rule}: {json.dumps(tags.key + key + tags.value + line)} {value} "\\n"?')
-        rules.append(f'tool{number}: {called} "\\n"? {" ".join(members)}')
+        rules.append(f'tool{number}: {called} "\\n"? {_rules_of_members(number, tool, rules, member)}')
     call = f"({' | '.join([f'tool{number}' for number in range(len(tools))])}) {json.dumps(tags.ends[0])}"
     mark, end = literal(outer, specials), literal(tags.ends[-1], specials)
     if name == "qwen3_coder":  # the outer tags may be missing

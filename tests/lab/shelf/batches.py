@@ -48,7 +48,7 @@ def lab_of(
     )
     lab = Lab("chunked", max_bs=most, page_size=page_size, shape=shape)
     lab.scheduler.inner = PolicyScheduler(
-        policy, type(policy).__name__, max_bs=most, token_budget=budget, num_rows=rows, depth=depth
+        policy, type(policy).__name__, max_bs=most, token_budget=budget, num_rows=rows, n_workers=depth
     )
     lab.scheduler.n_workers = depth
     return lab

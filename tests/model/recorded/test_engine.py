@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from orca_jax.assembly.engine import build_engine
-from orca_jax.config import EngineConfig
 from orca_jax.request import SamplingParams
 from tests.model.recorded.record import NEW, PROMPT, load, names
+from tests.test_same_tokens import make_engine
 
 pytestmark = [pytest.mark.usefixtures("few_programs", "quick_compiles"), pytest.mark.slow]
 
@@ -36,31 +35,22 @@ CASES = [(name, 1, 1) for name in names()] + [(name, *sizes) for name, meshes in
 def test_greedy_tokens_equal_transformers(family: str, tensor_parallel: int, stages: int, tmp_path: Path) -> None:
     model = load(family)[0]
     model.write(tmp_path)
-    config = EngineConfig(
-        model=str(tmp_path),
-        tokenizer="byte",
-        dtype="float32",
-        tensor_parallel_size=tensor_parallel,
-        pipeline_parallel_size=stages,
-        compile_cache=None,
-        progress=False,
-        max_num_seqs=4,
-        page_size=4,
-        num_pages=NUM_PAGES.get(family, 26),  # two requests need more, and the third begins with pages of the first
-        max_num_batched_tokens=8,
-    )
+    settings = {
+        "pipeline_parallel_size": stages,
+        "page_size": 4,
+        "num_pages": NUM_PAGES.get(family, 26),  # two requests need more, and the third begins with pages of the first
+        "max_num_batched_tokens": 8,
+    }
     prompt, answer = tuple(model.ids[:PROMPT].tolist()), model.ids[PROMPT:].tolist()
     params = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
-    engine = build_engine(config).engine
     tokens: dict[str, list[int]] = {}
-    for number in range(4):
-        # The first ids differ, so that only every other prompt begins with pages of another.
-        engine.add_request(str(number), prompt if number % 2 == 0 else prompt[5:], params)
-        tokens[str(number)] = []
-    while engine.has_work:
-        for update in engine.step():
-            tokens[update.request_id] += update.new_ids
-    engine.pool.check_integrity()
-    engine.executor.close()
+    for engine in make_engine(str(tmp_path), None, tensor_parallel, "chunked", **settings):
+        for number in range(4):
+            # The first ids differ, so that only every other prompt begins with pages of another.
+            engine.add_request(str(number), prompt if number % 2 == 0 else prompt[5:], params)
+            tokens[str(number)] = []
+        while engine.has_work:
+            for update in engine.step():
+                tokens[update.request_id] += update.new_ids
     assert tokens["0"] == tokens["2"] == answer
     assert tokens["1"] == tokens["3"] and len(tokens["1"]) == NEW

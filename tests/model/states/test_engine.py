@@ -33,7 +33,7 @@ def engine_of(executor: JaxExecutor, num_stages: int, num_ahead: int, *, budget:
     kv = KVManager((MOST_PAGES * len(groups),), PAGE_SIZE, ROWS, groups=groups, longest=budget, num_states=num_states)
     pool = RequestPool(kv, vocab_size=VOCAB, max_model_len=LENGTH, reuses_prefixes=reuses)
     scheduler = ChunkedScheduler(
-        ROWS, budget, FirstComeFirstServed(), depth=num_stages + num_ahead, num_stages=num_stages
+        ROWS, budget, FirstComeFirstServed(), n_workers=num_stages + num_ahead, num_stages=num_stages
     )
     return Engine(executor, scheduler, pool, check_in_interval=max(1, num_ahead))
 

@@ -11,23 +11,12 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 from pydantic import BaseModel, TypeAdapter
 
 from orca_jax.server_config import ServerConfig
+from tests.openai.chats import WEATHER
 from tests.serve.played import Script, Stage, on_stage, saying
 
 _EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 OF_VLLM = ("input_messages", "output_messages")
-FUNCTION: dict[str, Any] = {
-    "type": "function",
-    "name": "weather",
-    "description": "of a city",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-    "strict": True,
-}
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+FUNCTION: dict[str, Any] = {"type": "function", **WEATHER, "strict": True}
 
 
 def strictly(value: BaseModel | list[Any] | dict[str, Any] | Any, where: str = "$") -> None:
