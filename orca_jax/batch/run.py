@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -116,26 +117,21 @@ def _check_files(num_connections: int) -> None:
         raise ConfigError(message, param="concurrency")
 
 
+@dataclass(eq=False)
 class BatchRun:
     """The rows of a run between input and output. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        config: BatchConfig,
-        file: InputFile,
-        record: RunRecord,
-        ledger: Ledger,
-        summary: Summary,
-        display: Display,
-    ) -> None:
-        self._file = file
-        self._record = record
-        self._ledger = ledger
-        self._summary = summary
-        self._display = display
-        self._window = config.window
+    config: BatchConfig
+    file: InputFile
+    record: RunRecord
+    ledger: Ledger
+    summary: Summary
+    display: Display
+
+    def __post_init__(self) -> None:
+        config = self.config
         self._reader = RowReader(config.line_format, config.model, config.defaults)
-        self._order = InputOrder(ledger.num_done + 1) if config.order == "input" else AsFinished()
+        self._order = InputOrder(self.ledger.num_done + 1) if config.order == "input" else AsFinished()
         self._num_open = 0
         self._changed = asyncio.Event()
 
@@ -144,27 +140,27 @@ class BatchRun:
         wakes = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._answerer = answerer
         async with AsyncExitStack() as stack:
-            with self._summary.timed("load_s"):
+            with self.summary.timed("load_s"):
                 await stack.enter_async_context(answerer)
             await stack.enter_async_context(_ended_by_sigterm())
-            await stack.enter_async_context(_beside(self._display.say_lines()))
+            await stack.enter_async_context(_beside(self.display.say_lines()))
             start = time.monotonic()
             self._writer = Writer(output, wakes)
             try:
                 await self._answer_all()
             finally:
-                self._summary.figures.update(answerer.figures())
+                self.summary.figures.update(answerer.figures())
                 try:
                     await asyncio.to_thread(self._writer.finish)
                 finally:
-                    self._summary.end(time.monotonic() - start, self._writer.seconds)
+                    self.summary.end(time.monotonic() - start, self._writer.seconds)
 
     async def _answer_all(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks, aclosing(self._rows_left()) as rows:
                 async for row in rows:
                     if isinstance(row, BadLine):
-                        row_id = self._record.row_id(row.line)
+                        row_id = self.record.row_id(row.line)
                         self._put(row.line, error_row(row_id, row), RowSummary(row.code))
                     else:
                         self._num_open += 1
@@ -177,26 +173,26 @@ class BatchRun:
 
     async def _rows_left(self) -> AsyncGenerator[Row | BadLine]:
         """The rows missing in the output, each when there is room for it. Raises ConfigError and OSError."""
-        for number, text in enumerate(read_lines(self._file), start=1):
+        for number, text in enumerate(read_lines(self.file), start=1):
             row = self._reader.read(number, text)
             if isinstance(row, Row):
-                first = self._ledger.first_line(number, row.custom_id)
+                first = self.ledger.first_line(number, row.custom_id)
                 row = row if first == number else repeated(row, first)
-            if not self._ledger.is_done(number, row.custom_id):
+            if not self.ledger.is_done(number, row.custom_id):
                 await self._wait_for_room()
                 yield row
             if number % TURN == 0:
                 await asyncio.sleep(0)
 
     async def _wait_for_room(self) -> None:
-        while self._num_open >= self._window or self._order.held + self._writer.backlog > MAX_HELD:
+        while self._num_open >= self.config.window or self._order.held + self._writer.backlog > MAX_HELD:
             self._changed.clear()
             await self._changed.wait()
         if self._writer.error is not None:
             raise self._writer.error
 
     async def _answer(self, row: Row) -> None:
-        row_id = self._record.row_id(row.line)
+        row_id = self.record.row_id(row.line)
         answer: Answer = await self._answerer.answer(row, row_id)
         self._put(row.line, answer_row(row_id, row, answer), row_summary(answer.status, answer.body))
         self._num_open -= 1
@@ -206,8 +202,8 @@ class BatchRun:
         ready = self._order.add_row(line, row)
         if ready:
             self._writer.put(ready)
-        self._summary.add_row(summary)
-        self._display.add_row(summary.completion_tokens)
+        self.summary.add_row(summary)
+        self.display.add_row(summary.completion_tokens)
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

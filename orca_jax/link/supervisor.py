@@ -68,6 +68,7 @@ class HangDetector:
         return f"the engine sent no heartbeat for {limit:g} s" if silence > limit else None
 
 
+@dataclasses.dataclass(eq=False)
 class Supervisor:
     """Runs one engine process after another.
 
@@ -80,22 +81,15 @@ class Supervisor:
         sleep: waits between two processes.
     """
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        client: EngineClient,
-        on_ready: Callable[[Ready], Awaitable[None]],
-        *,
-        begun: float | None = None,
-        make_link: Callable[[Callable[[FromEngine], None], float | None], EngineLink] = EngineLink,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._config = config
-        self._client = client
-        self._on_ready = on_ready
-        self._begun = begun
-        self._make_link = make_link
-        self._sleep = sleep
+    config: ServerConfig
+    client: EngineClient
+    on_ready: Callable[[Ready], Awaitable[None]]
+    _: dataclasses.KW_ONLY
+    begun: float | None = None
+    make_link: Callable[[Callable[[FromEngine], None], float | None], EngineLink] = EngineLink
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
         self._failures: deque[float] = deque()  # times of the last ends
         self._is_loading_again = False  # true while a new engine loads the adapters of the one before
 
@@ -108,24 +102,24 @@ class Supervisor:
         """
         while True:
             error = await self._run_one()
-            pause = self._pause() if self._config.restart_engine and self._has_served else None
+            pause = self._pause() if self.config.restart_engine and self._has_served else None
             if pause is None:
-                self._client.give_up(error)
+                self.client.give_up(error)
                 raise error
             logger.error("%s; restarting it in %g s", error, pause)
-            await self._sleep(pause)
+            await self.sleep(pause)
 
     @property
     def _has_served(self) -> bool:
-        return self._client.ready.done()
+        return self.client.ready.done()
 
     async def _run_one(self) -> EngineDeadError | ConfigError:
         """Run one process from its start to its end; return the reason of its end."""
         self._is_loading_again = False
-        detector = HangDetector(self._config)
-        link = self._make_link(self._client.take_message, self._begun)
-        self._begun = None  # a restart begins with its process
-        self._client.attach(link, detector.hear)
+        detector = HangDetector(self.config)
+        link = self.make_link(self.client.take_message, self.begun)
+        self.begun = None  # a restart begins with its process
+        self.client.attach(link, detector.hear)
         watcher = asyncio.create_task(self._watch(link, detector))
         try:
             await link.start(self._settings())
@@ -133,16 +127,16 @@ class Supervisor:
                 ready = await link.ready
                 detector.serves()
                 await self._load_adapters(link)
-                await self._on_ready(ready)
+                await self.on_ready(ready)
             except EngineDeadError:
                 pass  # `exit_reason` below is more precise
             except ConfigError as error:
-                self._client.lose("dead")
+                self.client.lose("dead")
                 return error
             else:
-                self._client.serve(ready)
+                self.client.serve(ready)
             await link.ended.wait()
-            self._client.lose("dead")
+            self.client.lose("dead")
             return await link.exit_reason()
         finally:
             watcher.cancel()
@@ -151,15 +145,15 @@ class Supervisor:
     def _settings(self) -> ServerConfig:
         """The settings of the next engine; after a restart without adapters, since `_load_adapters` loads them."""
         if not self._has_served:
-            return self._config
-        return dataclasses.replace(self._config, engine=dataclasses.replace(self._config.engine, lora_modules=()))
+            return self.config
+        return dataclasses.replace(self.config, engine=dataclasses.replace(self.config.engine, lora_modules=()))
 
     async def _load_adapters(self, link: EngineLink) -> None:
         """Load the adapters of the engine before. Raises EngineDeadError."""
         if not self._has_served:
             return
         self._is_loading_again = True
-        if not await self._client.adapters.load_again(link.send, link.ended):
+        if not await self.client.adapters.load_again(link.send, link.ended):
             raise EngineDeadError("the engine ended while it loaded an adapter again")
         self._is_loading_again = False
 
@@ -172,7 +166,7 @@ class Supervisor:
             passed, last = min(now - last, 2 * TICK_SECONDS), now
             reason = detector.verdict(silence.look(link.num_heard), passed)
             if reason is not None and not link.ended.is_set():
-                self._client.lose("hung")
+                self.client.lose("hung")
                 link.kill(reason)
                 return
 

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from orca_jax.assembly.built import PrepareUpdate, PutInPlace
 from orca_jax.engine import Engine
@@ -18,6 +19,7 @@ from orca_jax.link.wire import Abort, EngineAnswer, EngineCall, Message, ReadWei
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class WeightUpdates:
     """Updates in the order of their arrival, and the requests kept until weights are replaced.
 
@@ -29,19 +31,13 @@ class WeightUpdates:
         progress: called after each parameter.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        prepare: PrepareUpdate,
-        report: Callable[[EngineCall, PutInPlace | RequestError], None],
-        send: Callable[[Message], None],
-        progress: Callable[[], None],
-    ) -> None:
-        self._engine = engine
-        self._prepare = prepare
-        self._report = report
-        self._send = send
-        self._progress = progress
+    engine: Engine
+    prepare: PrepareUpdate
+    report: Callable[[EngineCall, PutInPlace | RequestError], None]
+    send: Callable[[Message], None]
+    progress: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._waiting: deque[tuple[EngineCall, ReadWeights]] = deque()  # the first one is being read
         self._was_read: PutInPlace | None = None
         self._due: tuple[int, PutInPlace] | None = None  # with the number of the call that waits for it
@@ -85,8 +81,8 @@ class WeightUpdates:
         """Put the new weights in place, and return the requests that waited for them. No request may be live."""
         assert self._due is not None, "no weights are due"
         (_, wanted), (number, put), self._due, self.is_due = self._waiting[0], self._due, None, False
-        version = self._engine.update_weights(lambda: put(self._progress), wanted.version)
-        self._send(EngineAnswer(number, version=version))
+        version = self.engine.update_weights(lambda: put(self.progress), wanted.version)
+        self.send(EngineAnswer(number, version=version))
         self._next()
         held, self._held = self._held, []
         return held
@@ -107,10 +103,10 @@ class WeightUpdates:
         """Check and read in its own thread, and report the result or the failure to the main thread."""
         result: PutInPlace | RequestError
         try:
-            result = self._prepare(wanted.source)
+            result = self.prepare(wanted.source)
         except ConfigError as error:
             result = RequestError(error.message, error.param)
         except BaseException as error:  # also a panic of a library: each call gets an answer
             logger.exception("new weights cannot be read")
             result = RequestError(f"the weights cannot be read: {type(error).__name__}")
-        self._report(call, result)
+        self.report(call, result)

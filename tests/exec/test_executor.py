@@ -28,6 +28,7 @@ from orca_jax.model.transformer import Decoder
 from orca_jax.progress import Progress
 from orca_jax.startup import StartTimes
 from orca_jax.step import Member, RowSampling, StepPlan
+from tests.programs import compiled_quickly
 from tests.sampling import GREEDY, row_sampling
 
 MODEL = ModelConfig(
@@ -71,8 +72,8 @@ def make_executor(
 
 
 def narrow_executor(program_cache: str) -> JaxExecutor:
-    """An executor with programs as users run them, but no samplers wider than a test needs: of 8 rows."""
-    with pytest.MonkeyPatch.context() as patch:
+    """An executor with the operations that users run, but LLVM's quick work, and no samplers wider than 8 rows."""
+    with pytest.MonkeyPatch.context() as patch, compiled_quickly():
         patch.setattr("orca_jax.exec.buckets._MIN_LARGEST_WIDTH", 8)
         return make_executor(program_cache, buckets=(8,))
 

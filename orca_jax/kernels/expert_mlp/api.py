@@ -14,7 +14,7 @@ from typing import Any
 from jaxtyping import Array, Float, Int
 
 from orca_jax.kernels.backend import Backend, run_backend
-from orca_jax.kernels.expert_mlp.parts import PLAIN, Activate, ExpertKernels, KernelForm
+from orca_jax.kernels.expert_mlp.parts import PLAIN, Activate, ExpertKernels, KernelForm, Routed
 
 _HERE = "orca_jax.kernels.expert_mlp"
 
@@ -55,7 +55,7 @@ def expert_mlp(
     """
 
     def mix(backend: Any) -> Array:
-        mixed: Array = backend.mix_experts(x, chosen, weights, kernels, activation, form)
+        mixed: Array = backend.mix_experts(x, Routed(chosen, weights), kernels, activation, form)
         return mixed
 
     return run_backend("expert_mlp", BACKENDS, mix, implementation)

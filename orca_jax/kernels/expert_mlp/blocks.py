@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, one_expert, sort_choices
+from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, Routed, one_expert, sort_choices
 
 SMALL, LARGE = 8, 32  # rows of a block
 _MANY = 16  # choices of an expert on average, from which blocks are large
@@ -16,19 +16,17 @@ def block_rows(num_choices: int, num_experts: int) -> int:
 
 
 def mix_experts(
-    x: Float[Array, "T E"],
-    chosen: Int[Array, "T C"],
-    weights: Float[Array, "T C"],
-    kernels: ExpertKernels,
-    activation: Activate,
-    form: KernelForm,
+    x: Float[Array, "T E"], routed: Routed, kernels: ExpertKernels, activation: Activate, form: KernelForm
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`.
 
     Rows are in the order of experts. The last block of an expert may reach into the rows of the next one: these results
     have no meaning, and the next expert overwrites them.
     """
-    choices, size = sort_choices(chosen, kernels.num_experts), block_rows(chosen.size, kernels.num_experts)
+    choices, size = (
+        sort_choices(routed.chosen, kernels.num_experts),
+        block_rows(routed.chosen.size, kernels.num_experts),
+    )
     rows = x[jnp.pad(choices.token, (0, size))]
 
     def run(expert: Array, first: Array, out: Array) -> Array:
@@ -50,4 +48,4 @@ def mix_experts(
 
     empty = jnp.zeros((rows.shape[0], x.shape[1]), jnp.float32)
     _, out = lax.fori_loop(0, kernels.num_experts, step, (jnp.int32(0), empty))
-    return choices.mix(out, weights)
+    return choices.mix(out, routed.weights)

@@ -2,19 +2,14 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm
+from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, Routed
 from orca_jax.kernels.matmul import precision_of
 
 
 def mix_experts(
-    x: Float[Array, "T E"],
-    chosen: Int[Array, "T C"],
-    weights: Float[Array, "T C"],
-    kernels: ExpertKernels,
-    activation: Activate,
-    form: KernelForm,
+    x: Float[Array, "T E"], routed: Routed, kernels: ExpertKernels, activation: Activate, form: KernelForm
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`. The weights are applied before the projections back."""
 
@@ -29,7 +24,7 @@ def mix_experts(
 
     up = product("te,xef->xtf", x, form.expand(kernels.up))
     gate = None if kernels.gate is None else product("te,xef->xtf", x, form.expand(kernels.gate))
-    of_all = jnp.sum(jax.nn.one_hot(chosen, kernels.num_experts) * weights[..., None], axis=1)  # [T, X]
+    of_all = jnp.sum(jax.nn.one_hot(routed.chosen, kernels.num_experts) * routed.weights[..., None], axis=1)  # [T, X]
     offset = jnp.float32(0)
     if (biases := kernels.biases) is not None and gate is not None:
         gate, up = gate + biases.gate[:, None], up + biases.up[:, None]

@@ -13,6 +13,13 @@ type Activate = Callable[..., Array]
 """`(gate, up) -> hidden`: the vector that is projected back. The gate is None in MLPs without one."""
 
 
+class Routed(NamedTuple):
+    """The different experts of each token, of X, and their weights."""
+
+    chosen: Int[Array, "T C"]
+    weights: Float[Array, "T C"]
+
+
 class ExpertBiases(NamedTuple):
     """The biases of the projections of X experts, [X, F], [X, F] and [X, E]."""
 

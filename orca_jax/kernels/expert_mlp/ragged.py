@@ -7,21 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, sort_choices
+from orca_jax.kernels.expert_mlp.parts import Activate, ExpertKernels, KernelForm, Routed, sort_choices
 from orca_jax.kernels.matmul import precision_of
 
 
 def mix_experts(
-    x: Float[Array, "T E"],
-    chosen: Int[Array, "T C"],
-    weights: Float[Array, "T C"],
-    kernels: ExpertKernels,
-    activation: Activate,
-    form: KernelForm,
+    x: Float[Array, "T E"], routed: Routed, kernels: ExpertKernels, activation: Activate, form: KernelForm
 ) -> Float[Array, "T E"]:
     """The arguments and the result of `api.expert_mlp`."""
     count, biases = form.num_experts or kernels.num_experts, kernels.biases
-    choices = sort_choices(chosen, count, form.num_rows)
+    choices = sort_choices(routed.chosen, count, form.num_rows)
     expert = jnp.repeat(jnp.arange(count), choices.sizes, total_repeat_length=choices.token.shape[0])
     grouped = form.grouped or partial(_ragged_dots, form)
 
@@ -33,7 +28,7 @@ def mix_experts(
     *gate, up = products(x[choices.token], inner, [] if biases is None else [biases.gate, biases.up])
     hidden = activation(gate[0] if gate else None, up)
     (results,) = products(hidden, [kernels.down], [] if biases is None else [biases.down])
-    return choices.mix(results, weights)
+    return choices.mix(results, routed.weights)
 
 
 def _ragged_dots(form: KernelForm, x: Float[Array, "A I"], stacks: list[Any], sizes: Int[Array, "X"]) -> list[Array]:

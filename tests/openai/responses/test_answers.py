@@ -15,7 +15,8 @@ from orca_jax.request import TokenLogprobs
 from orca_jax.server_config import ServerConfig
 from orca_jax.text.tokenizer import load_tokenizer
 from orca_jax.text.tools import ToolCall
-from tests.openai.responses.played import CALL, FUNCTION, checked_event, checked_response, events_of, prompt_of, respond
+from tests.openai.chats import CALL
+from tests.openai.responses.played import FUNCTION, checked_event, checked_response, events_of, prompt_of, respond
 from tests.serve.played import Script, saying, update
 
 HEADER = "x-orca-ignored-fields"

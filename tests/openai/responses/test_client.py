@@ -10,7 +10,8 @@ import pytest
 from orca_jax.config import EngineConfig
 from orca_jax.link.wire import Submit
 from orca_jax.server_config import ServerConfig
-from tests.openai.responses.played import CALL, FUNCTION, client_of, events_of, prompt_of, strictly, with_client
+from tests.openai.chats import CALL
+from tests.openai.responses.played import FUNCTION, client_of, events_of, prompt_of, strictly, with_client
 from tests.serve.played import News, Stage, on_stage, saying
 
 TURNS = (f"I look. {CALL}", "It rains.", "Yes.")
