@@ -165,6 +165,16 @@ def tile_tokens(dtype: jnp.dtype) -> int:
     return 32 // jnp.dtype(dtype).itemsize
 
 
+def lack_of_tiles(pages: KVPages) -> str | None:
+    """The reason why pages are not whole tiles of a TPU, such as "needs token-major pages"; None if they are."""
+    if not isinstance(pages, TokenMajorPages):
+        return "needs token-major pages"
+    least = tile_tokens(pages.dtype)
+    if pages.page_size % least:
+        return f"needs a page_size that is a multiple of {least}, not {pages.page_size}"
+    return None
+
+
 def as_bytes(values: Num[Array, "*any"]) -> Num[Array, "*any"]:
     """The form of values in head-major pages: e4m3 as bytes, other types unchanged."""
     return lax.bitcast_convert_type(values, jnp.uint8) if values.dtype == jnp.float8_e4m3fn else values

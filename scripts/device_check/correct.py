@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from device_check.loads import TINY, Given, Heads, Requests, attention_of, check_fit, llama, make_batch
+from device_check.loads import TINY, Given, Heads, Requests, attention_of, is_fit, llama, make_batch
 from device_check.part import Found, Setting, Skip, Write, attempt_all
 from orca_jax.kernels.kv_pages import KVPages, TokenMajorPages, page_tokens
 from orca_jax.kernels.kv_write import write_kv
@@ -45,10 +45,7 @@ def correct(what: str, setting: Setting, write: Write) -> None:
     if what == "write":
         attempt_all(write, writes(setting))
         return
-    try:
-        check_fit(what, setting)
-    except Skip as reason:
-        write(skipped=str(reason))
+    if not is_fit(what, setting, write):
         return
     checks = [*cases(what, setting), *real_sizes(what, setting), *big_cache(what, setting)]
     attempt_all(write, [check for check in checks if setting.case in (None, check[0]["case"])])

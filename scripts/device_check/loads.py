@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from device_check.part import Setting, Skip
+from device_check.part import Setting, Write
 from orca_jax.kernels.kv_pages import TokenMajorPages
 from orca_jax.kernels.ragged_attention import RowArrays, Scores, ragged_attention
 
@@ -58,13 +58,16 @@ def make_batch(requests: Requests, heads: Heads, seed: int = 0) -> Given:
     return q, TokenMajorPages(kv), RowArrays(*(jnp.asarray(x) for x in (table, first, length, context)))
 
 
-def check_fit(name: str, setting: Setting) -> None:
-    """Raise `Skip` if an implementation cannot run here."""
+def is_fit(name: str, setting: Setting, write: Write) -> bool:
+    """True if an implementation can run here; else the reason is written."""
     capability = getattr(jax.devices()[0], "compute_capability", "none")
     if name == "gpu" and not setting.dry_run and not capability.startswith("9."):
-        raise Skip(f"these kernels are for Hopper, and this card has compute capability {capability}")
+        write(skipped=f"these kernels are for Hopper, and this card has compute capability {capability}")
+        return False
     if name == "gpu" and setting.dry_run and jax.__version_info__ < (0, 12):
-        raise Skip("needs jax 0.12 or newer: older simulators require every thread to wait for a barrier's completion")
+        write(skipped="needs jax 0.12 or newer: in older simulators all threads wait for a barrier")
+        return False
+    return True
 
 
 def attention_of(name: str, setting: Setting, scores: Scores) -> Callable[..., jax.Array]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from device_check.loads import TINY, Heads, attention_of, check_fit, llama, make_batch, planned_attention_of
+from device_check.loads import TINY, Heads, attention_of, is_fit, llama, make_batch, planned_attention_of
 from device_check.part import Found, Setting, Skip, Write, attempt, gib
 from device_check.rates import GIB, bytes_of_device, compile_calls, seconds_per_call, timed
 from orca_jax.kernels.kv_pages import TokenMajorPages
@@ -36,10 +36,7 @@ def speed(what: str, setting: Setting, write: Write) -> None:
 
 def measure_system(what: str, setting: Setting, write: Write) -> None:
     """Measure increments and chunks of one implementation, the most telling first."""
-    try:
-        check_fit(what, setting)
-    except Skip as reason:
-        write(skipped=str(reason))
+    if not is_fit(what, setting, write):
         return
     heads = TINY if setting.dry_run else llama()
     rows = (2,) if setting.dry_run else ROWS if what in OWN else ROWS[:2]

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from device_check.loads import TINY, Heads, check_fit, llama, make_batch
-from device_check.part import Found, Setting, Skip, Write, attempt
+from device_check.loads import TINY, Heads, is_fit, llama, make_batch
+from device_check.part import Found, Setting, Write, attempt
 from device_check.speed import Increments, chunk
 from orca_jax.kernels.ragged_attention import Scores, gpu_plan, ragged_attention
 from orca_jax.kernels.ragged_attention.gpu_plan import PipelineSize
@@ -24,10 +24,7 @@ LOADS = ((64, 4096), (1, 32768))  # rows and context of increments
 
 def tune(what: str, setting: Setting, write: Write) -> None:
     """Measure the kernels with several sizes; the best are written to `gpu_blocks.json`."""
-    try:
-        check_fit("gpu", setting)
-    except Skip as reason:
-        write(skipped=str(reason))
+    if not is_fit("gpu", setting, write):
         return
     heads = TINY if setting.dry_run else llama()
     loads = ((2, 64),) if setting.dry_run else LOADS
@@ -80,10 +77,7 @@ def blocks(
 
 def counters(what: str, setting: Setting, write: Write) -> None:
     """Run each kernel of the implementation `what` once, for a program such as ncu, whose report is in the log."""
-    try:
-        check_fit(what, setting)
-    except Skip as reason:
-        write(skipped=str(reason))
+    if not is_fit(what, setting, write):
         return
     heads: Heads = TINY if setting.dry_run else llama()
     name = "xla" if setting.dry_run else what

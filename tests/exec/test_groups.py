@@ -16,7 +16,7 @@ from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.pack import Layout
 from orca_jax.exec.rows import RowTable
 from orca_jax.exec.stage import StageModel
-from orca_jax.model.load import prepare_load, tensor_mesh
+from orca_jax.model.load import Loading, prepare_load, tensor_mesh
 from orca_jax.model.stages import spans
 from orca_jax.step import Member, StepPlan
 from tests.model.reference import REFERENCE
@@ -53,18 +53,24 @@ class Host:
         return [sum(entry != NO_BLOCK for entry in entries) for entries in self.entries[row]]
 
 
-@cache
-def executor_of(
-    name: str, form: str, shards: int, stages: int, directory: str, attention: str, *, copies: bool = False
-) -> JaxExecutor:
-    loading = prepare_load(REFERENCE / name, dtype="float32")
-    model, models = loading.config, []
-    for index, span in enumerate(spans(model, stages)):
+def models_of(loading: Loading, form: str, shards: int, stages: int) -> list[StageModel]:
+    """The stages of a model, with its layers in a form."""
+    models = []
+    for index, span in enumerate(spans(loading.config, stages)):
         mesh = tensor_mesh(jax.devices()[shards * index : shards * (index + 1)])
         decoder = loading.load(mesh, lambda *_: None, span)
         if form != "scanned":
             decoder.unstack(switched=form == "switched")
         models.append(StageModel(decoder, mesh))
+    return models
+
+
+@cache
+def executor_of(
+    name: str, form: str, shards: int, stages: int, directory: str, attention: str, *, copies: bool = False
+) -> JaxExecutor:
+    loading = prepare_load(REFERENCE / name, dtype="float32")
+    model, models = loading.config, models_of(loading, form, shards, stages)
     groups = form_groups(model.layer_caches, LENGTH)
     cache = CacheConfig(groups, (ROWS * len(groups) * 12,), PAGE_SIZE, "float32")
     config = ExecutorConfig("float32", shards, (4, 16), ROWS, LENGTH, cache, attention, directory)

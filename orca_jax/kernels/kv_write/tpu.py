@@ -37,12 +37,7 @@ _VMEM_LIMIT = 48 << 20
 
 def refusal(pages: KVPages) -> str | None:
     """The reason why the TPU kernels cannot write these pages, quantised or not; None if they can."""
-    if not isinstance(pages, TokenMajorPages):
-        return "writes token-major pages"
-    group = tile_tokens(pages.dtype)
-    if pages.page_size % group:
-        return f"needs a page_size that is a multiple of {group}, not {pages.page_size}"
-    return None
+    return lack_of_tiles(pages)
 
 
 def write_chunks(

@@ -48,6 +48,14 @@ def get_layers(hf: HfConfig, key: str, default: int) -> int:
     return number
 
 
+def get_conv_width(hf: HfConfig, key: str, default: int) -> int:
+    """The tokens of a convolution, at least 2; raises `ConfigError` as `get_int` does."""
+    width = get_int(hf, key, default)
+    if width < 2:
+        raise refusal(key, "must be at least 2", width)
+    return width
+
+
 def get_count(hf: HfConfig, key: str, default: int) -> int:
     """An integer from 0 on, of at most 31 bits; raises `ConfigError` as `get_int` does."""
     return _integer(hf, key, default, 0, "must be an integer from 0 to 2**31 - 1")

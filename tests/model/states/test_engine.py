@@ -13,9 +13,9 @@ from orca_jax.sched.chunked import ChunkedScheduler
 from orca_jax.sched.kv import KVManager
 from orca_jax.sched.orderings.fcfs import FirstComeFirstServed
 from orca_jax.sched.pool import RequestPool
-from tests.exec.test_groups import PAGE_SIZE, ROWS
+from tests.exec.test_groups import PAGE_SIZE, ROWS, poisoned
 from tests.model.states.hybrids import NEW, VOCAB
-from tests.model.states.test_launches import LENGTH, NUM_STATES, executor_of, poisoned, record
+from tests.model.states.test_launches import LENGTH, NUM_STATES, executor_of, record
 
 pytestmark = [pytest.mark.usefixtures("compiled_when_used", "few_programs"), pytest.mark.slow]
 MOST_PAGES = 14  # of each group, for one and a half of the longest requests

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,14 +17,13 @@ from orca_jax.exec.cache import SNAPSHOT_SHARE, size_cache, stage_bytes, with_nu
 from orca_jax.exec.compile import memory_of
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.programs import Programs
-from orca_jax.exec.stage import StageModel
 from orca_jax.exec.states import StateDemand, layer_bytes, state_demand
 from orca_jax.model.describe import config_from_hf
 from orca_jax.model.load import prepare_load, tensor_mesh
 from orca_jax.model.sharding import on_shards
 from orca_jax.model.stages import spans
 from orca_jax.step import Member, StateMove, StepPlan
-from tests.exec.test_groups import PAGE_SIZE, ROWS, Host
+from tests.exec.test_groups import PAGE_SIZE, ROWS, Host, models_of, poisoned
 from tests.model.states.hybrids import FIRST, PROMPTS, RECORD, config_of, write
 from tests.project.source import ROOT
 from tests.sampling import GREEDY
@@ -48,25 +46,11 @@ def executor_of(
     folder.mkdir(exist_ok=True)
     write(name, folder)
     loading = prepare_load(folder, dtype="float32")
-    model, models = loading.config, []
-    for index, span in enumerate(spans(model, stages)):
-        mesh = tensor_mesh(jax.devices()[shards * index : shards * (index + 1)])
-        decoder = loading.load(mesh, lambda *_: None, span)
-        if form != "scanned":
-            decoder.unstack(switched=form == "switched")
-        models.append(StageModel(decoder, mesh))
+    model, models = loading.config, models_of(loading, form, shards, stages)
     groups, num_states = form_groups(on_shards(model, shards).layer_caches, LENGTH), NUM_STATES * model.has_states
     cache = CacheConfig(groups, (ROWS * len(groups) * 16,), PAGE_SIZE, "float32", num_states=num_states)
     config = ExecutorConfig("float32", shards, (4, 16), ROWS, LENGTH, cache, "xla", directory)
     return JaxExecutor(models, model, replace(config, pipeline_parallel_size=stages, copies_blocks=copies))
-
-
-def poisoned(executor: JaxExecutor) -> JaxExecutor:
-    """The executor, with NaN wherever nothing was written."""
-    for stage in executor.stages:
-        caches = jax.tree.map(lambda x: jax.device_put(jnp.full_like(x, jnp.nan), x.sharding), stage.state.caches)
-        stage.state = stage.state._replace(caches=caches)
-    return executor
 
 
 @cache

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, num_kv_heads, slots, tile_tokens
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, lack_of_tiles, num_kv_heads, slots
 from orca_jax.kernels.kv_write.tpu import write_chunks
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
@@ -116,12 +116,8 @@ def write_and_attend_tpu(
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """The reason why the kernels cannot read these pages; None if they can."""
-    if not isinstance(pages, TokenMajorPages):
-        return "attention 'tpu' reads token-major pages only"
-    least = tile_tokens(pages.dtype)
-    if pages.page_size % least:
-        return f"attention 'tpu' needs a page_size that is a multiple of {least}, not {pages.page_size}"
-    return None
+    reason = lack_of_tiles(pages)
+    return reason and f"attention 'tpu' {reason}"
 
 
 class _AttentionCall:

@@ -9,7 +9,7 @@ from orca_jax.layer_config import MambaConfig, MixerName
 from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import JoinedPart, Weight, linear
 from orca_jax.model.families.dense.near import BIASES, LlamaShape, biases, near_llama
-from orca_jax.model.families.values import HfConfig, get_bool, get_int, is_number, layer_list, refusal
+from orca_jax.model.families.values import HfConfig, get_bool, get_conv_width, get_int, is_number, layer_list, refusal
 
 _NORMS = {"input_layernorm": "input_layernorm", "post_attention_layernorm": "pre_ff_layernorm"}
 _SIZES = frozenset({"n_heads", "d_head", "n_groups", "d_state", "d_conv", "expand", "conv_bias", "proj_bias"})
@@ -40,9 +40,7 @@ def read_mamba(hf: HfConfig, config: ModelConfig, inner: int | None = None) -> M
     inner = expanded if inner is None else inner
     if heads % groups or inner % heads:
         raise refusal("mamba_n_heads", f"must divide {inner} and be a multiple of mamba_n_groups {groups}", heads)
-    width = get_int(hf, "mamba_d_conv", 4)
-    if width < 2:
-        raise refusal("mamba_d_conv", "must be at least 2", width)
+    width = get_conv_width(hf, "mamba_d_conv", 4)
     if hf.get("mamba_d_head") not in (None, "auto") and get_int(hf, "mamba_d_head") != inner // heads:
         raise refusal("mamba_d_head", f'must be {inner // heads} or "auto"', hf["mamba_d_head"])
     limits = hf.get("time_step_limit")

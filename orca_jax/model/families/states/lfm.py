@@ -14,7 +14,16 @@ from orca_jax.model.families import llama, rope
 from orca_jax.model.families.base import Family, JoinedPart, Weight, head, linear, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.experts import HARMLESS, expert_weights, read_experts
-from orca_jax.model.families.values import HfConfig, get_bool, get_count, get_float, get_int, layer_list, refusal
+from orca_jax.model.families.values import (
+    HfConfig,
+    get_bool,
+    get_conv_width,
+    get_count,
+    get_float,
+    get_int,
+    layer_list,
+    refusal,
+)
 from orca_jax.model.families.windows import read_layer_types, window_of_all
 
 _FULL, _SLIDING, _CONV = _TYPES = "full_attention", "sliding_attention", "conv"
@@ -85,9 +94,7 @@ def _mixers(hf: HfConfig, kinds: Sequence[str], *, width: int) -> dict[str, Any]
     """The fields for the mixers of `kinds`; `width` is the default of the convolutions."""
     mixers: tuple[MixerName, ...] = tuple("short_conv" if kind == _CONV else "attention" for kind in kinds)
     has_bias = get_bool(hf, "conv_bias", False)
-    width = get_int(hf, "conv_L_cache", width)
-    if width < 2:
-        raise refusal("conv_L_cache", "must be at least 2", width)
+    width = get_conv_width(hf, "conv_L_cache", width)
     conv = ShortConvConfig(width, has_bias) if "short_conv" in mixers else None
     return {"mixer_pattern": mixers, "short_conv": conv}
 

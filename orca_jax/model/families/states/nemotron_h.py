@@ -13,7 +13,7 @@ from orca_jax.model.families.experts import HARMLESS
 from orca_jax.model.families.mixtures.sigmoid import GROUPED_KEYS, grouped_experts
 from orca_jax.model.families.sizes import SIZES
 from orca_jax.model.families.states.bamba import mamba_weights
-from orca_jax.model.families.values import HfConfig, get_bool, get_float, get_int, refusal
+from orca_jax.model.families.values import HfConfig, get_bool, get_conv_width, get_float, get_int, refusal
 
 _MLP, _MOE = "mlp", "moe"
 _MIXERS: dict[str, MixerName] = {
@@ -80,9 +80,7 @@ def _read_mamba(hf: HfConfig) -> MambaConfig:
     heads, groups = get_int(hf, "mamba_num_heads", 128), get_int(hf, "n_groups", 8)
     if heads % groups:
         raise refusal("mamba_num_heads", f"must be a multiple of n_groups {groups}", heads)
-    width = get_int(hf, "conv_kernel", 4)
-    if width < 2:
-        raise refusal("conv_kernel", "must be at least 2", width)
+    width = get_conv_width(hf, "conv_kernel", 4)
     return MambaConfig(
         num_heads=heads,
         head_dim=get_int(hf, "mamba_head_dim", 64),

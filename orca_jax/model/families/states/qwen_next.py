@@ -13,7 +13,7 @@ from orca_jax.model.families import experts, llama, rope
 from orca_jax.model.families.base import JoinedPart, Weight, linear, words
 from orca_jax.model.families.dense.near import LlamaShape, near_llama
 from orca_jax.model.families.qwen_moe import moe_weights
-from orca_jax.model.families.values import HfConfig, get_bool, get_int, refusal
+from orca_jax.model.families.values import HfConfig, get_bool, get_conv_width, get_int, refusal
 from orca_jax.model.families.windows import read_layer_types
 
 _FULL, _LINEAR = _TYPES = "full_attention", "linear_attention"
@@ -63,9 +63,7 @@ def _delta_rule(hf: HfConfig) -> DeltaRuleConfig:
     heads, keys = get_int(hf, "linear_num_value_heads", 32), get_int(hf, "linear_num_key_heads", 16)
     if heads % keys:
         raise refusal("linear_num_value_heads", f"must be a multiple of linear_num_key_heads {keys}", heads)
-    width = get_int(hf, "linear_conv_kernel_dim", 4)
-    if width < 2:
-        raise refusal("linear_conv_kernel_dim", "must be at least 2", width)
+    width = get_conv_width(hf, "linear_conv_kernel_dim", 4)
     dims = get_int(hf, "linear_key_head_dim", 128), get_int(hf, "linear_value_head_dim", 128)
     return DeltaRuleConfig(heads, keys, *dims, width)
 
