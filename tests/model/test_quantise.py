@@ -54,9 +54,12 @@ def weight(inputs: int = 256, outputs: int = 24) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).normal(size=(inputs, outputs)), jnp.float32)
 
 
+in_kind = jax.jit(quantise, static_argnums=1)  # one program for each shape, and not one for each operation
+
+
 def numbers(stored: Quantised, kind: Quantization) -> np.ndarray:
     """The weights that the stored values stand for, by plain arithmetic."""
-    values, scale = (np.asarray(part.astype(jnp.float32)) for part in stored)
+    values, scale = (np.asarray(part).astype(np.float32) for part in stored)
     if kind != "int4":
         return values * scale
     low = ((values.astype(np.int8) & 15) ^ 8) - 8
@@ -69,17 +72,18 @@ def test_values_are_close_to_the_weights(kind: Quantization) -> None:
     given = weight()
     size = group_size(256) if kind == "int4" else 256
     largest = np.abs(np.asarray(given)).reshape(-1, size, 24).max(axis=1).repeat(size, axis=0)
-    assert (np.abs(numbers(quantise(given, kind), kind) - given) <= STEPS[kind] * largest * 1.001).all()
+    difference = np.abs(numbers(in_kind(given, kind), kind) - np.asarray(given))
+    assert (difference <= STEPS[kind] * largest * 1.001).all()
 
 
 def test_four_bits_use_all_sixteen_values() -> None:
-    stored = np.asarray(quantise(weight(), "int4").values)
+    stored = np.asarray(in_kind(weight(), "int4").values)
     assert set((stored >> 4).ravel().tolist()) == set(range(-8, 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_zeros_stay_zeros(kind: Quantization) -> None:
-    stored = quantise(jnp.zeros((8, 2)), kind)
+    stored = in_kind(jnp.zeros((8, 2)), kind)
     assert not numbers(stored, kind).any() and np.isfinite(np.asarray(stored.scale)).all()
 
 
@@ -87,12 +91,12 @@ def test_zeros_stay_zeros(kind: Quantization) -> None:
 def test_products_in_blocks_and_at_once(kind: Quantization, dtype: DType) -> None:
     """Two devices with 200 inputs each: a whole block and a rest, and groups of 16 inputs on the edge of a device."""
     given = weight(400)
-    stored, x = quantise(given, kind), weight(400, 5).T
+    stored, x = in_kind(given, kind), jnp.asarray(np.asarray(weight(400, 5)).T)
     wanted = np.asarray(x) @ numbers(stored, kind)
     close = {"float32": 1e-5, "bfloat16": 2e-2}[dtype] * np.abs(wanted).max()
     assert BLOCK < 400 // 2 and 400 // 2 % BLOCK
     for splits in (1, 2):
-        found = quantised_matmul(x, stored, kind, jnp.dtype(dtype), splits)
+        found = jax.jit(quantised_matmul, static_argnums=(2, 3, 4))(x, stored, kind, jnp.dtype(dtype), splits)
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, wanted, rtol=0, atol=close)
     np.testing.assert_allclose(whole.multiply(x.astype(dtype), stored, kind, 1), wanted, rtol=0, atol=close)
@@ -229,25 +233,16 @@ def test_experts_in_every_form(kind: Quantization, implementation: str) -> None:
     """Against the same form with the plain matrices that the stored values stand for."""
     draw = np.random.default_rng(2)
     plain = [jnp.asarray(draw.normal(size=(3, *size)), jnp.float32) for size in ((32, 48), (32, 48), (48, 32))]
-    held = [quantise(stack, kind) for stack in plain]
-    stands_for = ExpertKernels(
-        *(jnp.stack([numbers(Quantised(*parts), kind) for parts in zip(*stack, strict=True)]) for stack in held)
-    )
+    held = [in_kind(stack, kind) for stack in plain]
+    each = [zip(*map(np.asarray, stack), strict=True) for stack in held]
+    stands_for = ExpertKernels(*(np.stack([numbers(Quantised(*parts), kind) for parts in stack]) for stack in each))
     form = QuantisedExperts(held[0], ("experts", "embed", "mlp"), kind, jnp.dtype("float32"), is_stacked=False).form
     x = jnp.asarray(draw.normal(size=(6, 32)), jnp.float32)
     chosen, weights = jnp.asarray(draw.integers(0, 3, (6, 1)), jnp.int32), jnp.ones((6, 1))
-    run = partial(
-        expert_mlp,
-        x,
-        chosen,
-        weights,
-        activation=lambda gate, up: jax.nn.relu(gate) * up,
-        implementation=implementation,
-    )
-    wanted = run(stands_for)
-    np.testing.assert_allclose(
-        run(ExpertKernels(*held), form=form), wanted, rtol=0, atol=1e-5 * float(jnp.abs(wanted).max())
-    )
+    run = partial(expert_mlp, activation=lambda gate, up: jax.nn.relu(gate) * up, implementation=implementation)
+    wanted = np.asarray(jax.jit(run)(x, chosen, weights, stands_for))
+    found = jax.jit(partial(run, form=form))(x, chosen, weights, ExpertKernels(*held))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * float(np.abs(wanted).max()))
 
 
 @pytest.mark.slow

@@ -108,10 +108,10 @@ GPT3 = LinearCost(per_iteration=0.108, per_token=0.0006, per_pair=1.4e-6)
 def throughput(name: str, num_stages: int, max_bs: int = 8) -> float:
     """Requests per second between the first and the last fourth of a saturated run."""
     dice = random.Random(0)
-    arrivals = [Arrival(0.0, dice.randint(8, 64), dice.randint(1, 32)) for _ in range(800)]
+    arrivals = [Arrival(0.0, dice.randint(8, 64), dice.randint(1, 32)) for _ in range(400)]
     ends = play(MAKERS[name](max_bs, num_stages), GPT3, num_stages, arrivals)
     times = sorted([update.metrics.finished for update in ends.values() if update.metrics is not None])
-    return 400 / (times[600] - times[200])
+    return 200 / (times[300] - times[100])
 
 
 @pytest.mark.parametrize("name", ["orca", "chunked"])

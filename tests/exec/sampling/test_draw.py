@@ -13,7 +13,8 @@ from orca_jax.exec.sampling.programs import draws_layout, kind_of_draws
 from orca_jax.model.load import tensor_mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # any correct program will do
-DRAWS = 8192
+DRAWS = 4096
+VOCAB, ROWS = 640, 64  # of the program that most tests share
 
 
 def parameters(
@@ -35,10 +36,16 @@ def jitted(vocab_size: int, devices: int = 1):
     return jax.jit(partial(sample, vocab_size=vocab_size, mesh=tensor_mesh(jax.devices()[:devices])))
 
 
-def draw(logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: int) -> NDArray[np.int32]:
+def draw(logits: NDArray[np.float32], wanted: SamplingParameters, vocab_size: int = VOCAB) -> NDArray[np.int32]:
     tokens, finite = jitted(vocab_size)(jnp.asarray(logits), wanted)
     assert np.asarray(finite).all()
     return np.asarray(tokens)
+
+
+def padded(logits: NDArray[np.float32], wanted: SamplingParameters) -> tuple[NDArray[np.float32], SamplingParameters]:
+    """The same rows and greedy ones after them, for the shared program."""
+    rows = (0, ROWS - len(logits))
+    return np.pad(logits, (rows, (0, 0))), SamplingParameters(*(jnp.asarray(np.pad(each, rows)) for each in wanted))
 
 
 def distribution(
@@ -92,50 +99,49 @@ def test_draws_follow_the_filtered_distribution(temperature: float, top_k: int, 
 
 
 def test_temperature_zero_is_greedy_also_beside_rows_that_draw() -> None:
-    logits = np.random.default_rng(1).normal(size=(64, 256)).astype(np.float32)
-    wanted = parameters(64)._replace(temperature=jnp.where(jnp.arange(64) % 2 == 0, 0.0, 1.0))
-    tokens = draw(logits, wanted, 256)
+    logits = np.random.default_rng(1).normal(size=(ROWS, VOCAB)).astype(np.float32)
+    wanted = parameters(ROWS)._replace(temperature=jnp.asarray(np.arange(ROWS) % 2, jnp.float32))
+    tokens = draw(logits, wanted)
     assert (tokens[::2] == logits.argmax(-1)[::2]).all()
     assert (tokens[1::2] != logits.argmax(-1)[1::2]).any()
 
 
 def test_ties_go_to_the_first_token_when_greedy() -> None:
-    logits = np.zeros((1, 128), np.float32)
+    logits = np.zeros((1, VOCAB), np.float32)
     logits[0, [3, 9]] = 1.0
-    assert draw(logits, parameters(1, temperature=0.0), 128).tolist() == [3]
+    assert draw(*padded(logits, parameters(1, temperature=0.0)))[0] == 3
 
 
 def test_a_row_draws_the_same_alone_and_among_others() -> None:
-    logits = np.random.default_rng(2).normal(size=(32, 640)).astype(np.float32)
-    wanted = parameters(32)._replace(
-        top_p=jnp.linspace(0.1, 1.0, 32, dtype=jnp.float32), top_k=jnp.arange(32, dtype=jnp.int32) * 20
-    )
-    together = draw(logits, wanted, 640)
-    for row in (0, 7, 31):
-        alone = SamplingParameters(*(value[row : row + 1] for value in wanted))
-        assert draw(logits[row : row + 1], alone, 640)[0] == together[row]
+    logits = np.random.default_rng(2).normal(size=(ROWS, VOCAB)).astype(np.float32)
+    top_p, top_k = np.linspace(0.1, 1.0, ROWS, dtype=np.float32), np.arange(ROWS, dtype=np.int32) * 10
+    wanted = parameters(ROWS)._replace(top_p=jnp.asarray(top_p), top_k=jnp.asarray(top_k))
+    together = draw(logits, wanted)
+    for row in (0, 7, 31, 63):
+        alone = SamplingParameters(*(jnp.asarray(np.asarray(value)[row : row + 1]) for value in wanted))
+        assert draw(logits[row : row + 1], alone)[0] == together[row]
 
 
 def test_the_seed_and_the_position_decide_and_all_64_bits_count() -> None:
-    logits = np.zeros((4, 4096), np.float32)
+    logits = np.zeros((4, VOCAB), np.float32)
     wanted = parameters(4)._replace(
         seed_high=jnp.array([0, 0, 1, 0], jnp.int32),
         seed_low=jnp.array([1, 1, 1, 1], jnp.int32),
         position=jnp.array([5, 6, 5, 5], jnp.int32),
     )
-    first, other_position, other_high, same = draw(logits, wanted, 4096)
+    first, other_position, other_high, same = draw(*padded(logits, wanted))[:4]
     assert first == same
     assert len({first, other_position, other_high}) == 3
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_is_reported_and_the_others_are_drawn(bad: float) -> None:
-    logits = np.random.default_rng(3).normal(size=(3, 128)).astype(np.float32)
+    logits = np.random.default_rng(3).normal(size=(3, VOCAB)).astype(np.float32)
     logits[1, 40] = bad
-    tokens, finite = jitted(128)(jnp.asarray(logits), parameters(3, 0.0))
-    assert np.asarray(finite).tolist() == [True, False, True]
+    tokens, finite = jitted(VOCAB)(*padded(logits, parameters(3, 0.0)))
+    assert np.asarray(finite)[:3].tolist() == [True, False, True]
     assert [int(tokens[0]), int(tokens[2])] == [int(logits[0].argmax()), int(logits[2].argmax())]
-    assert 0 <= int(tokens[1]) < 128
+    assert 0 <= int(tokens[1]) < VOCAB
 
 
 @pytest.mark.parametrize(

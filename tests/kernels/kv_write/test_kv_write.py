@@ -81,7 +81,7 @@ def slots(pages: KVPages, head_dim: int) -> list[np.ndarray]:
     """Keys and values `[slots, K, D]` of all pages in order, as a copy."""
     pages = jax.tree.map(jnp.asarray, pages)
     num_pages = jax.tree.leaves(pages)[0].shape[0]
-    return [np.array(x) for x in page_tokens(pages, jnp.arange(num_pages), head_dim)]
+    return [np.array(x) for x in jax.jit(page_tokens, static_argnums=2)(pages, np.arange(num_pages), head_dim)]
 
 
 def expected_slots(case: Case, arrays: Arrays, new: list[np.ndarray]) -> list[np.ndarray]:
@@ -152,14 +152,14 @@ def test_a_token_of_a_head_major_page_depends_on_nothing_else() -> None:
 
 
 def test_packed_values_keep_their_bits_until_a_larger_one_comes() -> None:
-    pages = TokenMajorPages(jnp.full((1, 4, 2), 99, jnp.int8), jnp.ones((1, 1, 2)))
+    pages, write = TokenMajorPages(jnp.full((1, 4, 2), 99, jnp.int8), jnp.ones((1, 1, 2))), jax.jit(write_kv)
     for position, value in enumerate([12.7, 1.0, 25.4]):
         token = jnp.full((1, 1, 1), value)
-        written = write_kv(pages, token, token, row_arrays([[0]], [0], [1], [position + 1]))
+        written = write(pages, token, token, row_arrays([[0]], [0], [1], [position + 1]))
         assert isinstance(written, TokenMajorPages)
         pages = written
         stored = [[127], [127, 10], [64, 5, 127]][position]
-        assert pages.kv[0, : position + 1, 0].tolist() == stored
+        assert np.asarray(pages.kv)[0, : position + 1, 0].tolist() == stored
     np.testing.assert_allclose(pages.scale, [[[0.2, 0.2]]])
 
 
@@ -188,10 +188,10 @@ def test_scatter_refuses_quantised_pages() -> None:
 def test_values_are_cast_to_the_pages() -> None:
     pages = HeadMajorPages(*(jnp.zeros((2, 1, 4, 8), jnp.bfloat16) for _ in range(2)))
     one = jnp.ones((1, 1, 4))
-    out = write_kv(pages, one, 2 * one, row_arrays([[1]], [0], [1], [3]))
+    out = jax.jit(write_kv)(pages, one, 2 * one, row_arrays([[1]], [0], [1], [3]))
     assert isinstance(out, HeadMajorPages)
     assert out.v.dtype == jnp.bfloat16
-    assert np.asarray(out.v[1, 0, :, 2], np.float32).tolist() == [2.0] * 4
+    assert np.asarray(out.v, np.float32)[1, 0, :, 2].tolist() == [2.0] * 4
 
 
 def test_an_unknown_implementation_is_named() -> None:

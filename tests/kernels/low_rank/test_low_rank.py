@@ -1,5 +1,6 @@
 """All implementations of low-rank additions on one table of cases, against products of single tokens in float64."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -78,9 +79,14 @@ def one_by_one(case: Case) -> list[np.ndarray]:
 )
 def test_case(case: Case, implementation: str, is_shared: bool) -> None:
     x, operands = inputs(case)
-    plan = plan_slots(jnp.array(case.slots, jnp.int32), case.num_slots)
     total = (lambda h: 2 * h) if is_shared else None  # two devices with equal parts
-    outs = low_rank(x, operands, plan, total=total, implementation=implementation)
+
+    @jax.jit
+    def run(x: jax.Array, slots: jax.Array) -> Sequence[jax.Array]:
+        plan = plan_slots(slots, case.num_slots)
+        return low_rank(x, operands, plan, total=total, implementation=implementation)
+
+    outs = run(x, jnp.array(case.slots, jnp.int32))
     for out, wanted in zip(outs, one_by_one(case), strict=True):
         assert out.dtype == jnp.float32
         difference = np.abs(np.asarray(out) - wanted * (2 if is_shared else 1)).max()
