@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import get_args, get_type_hints
 
 import pytest
@@ -25,12 +26,7 @@ from orca_jax.text.calls.parser import ToolCall
 from orca_jax.text.template import load_chat_template
 from tests.text.tool_calls import TOOLS, A, B, F, G, parse
 
-
-def called(arguments: str) -> ToolCall:
-    """A call of the first tool, perhaps with broken arguments."""
-    return ToolCall(F, arguments)
-
-
+called = partial(ToolCall, F)  # of the first tool, perhaps with broken arguments
 TAGGED = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
 DEEP = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
 KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
@@ -301,17 +297,15 @@ ADVERSARIAL = [
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("unit", ADVERSARIAL)
-def test_a_long_text_of_almost_calls_is_linear_work(kind: str, unit: str) -> None:
+def test_a_long_text_of_almost_calls_is_linear_work(kind: str) -> None:
     """A quadratic parser would need hours for these texts."""
-    text = unit * (100_000 // len(unit))
-    for step in (len(text), 5000):
-        parser = make(kind)
-        size = 0
-        for start in range(0, len(text), step):
-            size += sum(len(item) for item in parser.push(text[start : start + step]) if isinstance(item, str))
-        size += sum(len(item) for item in parser.finish() if isinstance(item, str))
-        assert size <= len(text)
+    for unit in ADVERSARIAL:
+        text = unit * (100_000 // len(unit))
+        for step in (len(text), 5000):
+            parser = make(kind)
+            pieces = [item for start in range(0, len(text), step) for item in parser.push(text[start : start + step])]
+            size = sum(len(item) for item in [*pieces, *parser.finish()] if isinstance(item, str))
+            assert size <= len(text), unit
 
 
 def test_no_such_parser() -> None:
