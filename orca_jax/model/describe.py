@@ -23,11 +23,6 @@ MAX_CONFIG_BYTES = 16 * 2**20
 logger = logging.getLogger(__name__)
 
 
-def preset_names() -> tuple[str, ...]:
-    """Names of the configurations in the package. Their weights are random."""
-    return tuple(_presets())
-
-
 def preset_values(model: str) -> dict[str, Any]:
     """The config.json of "preset:<name>". Raises ConfigError if there is no such preset."""
     name = model.removeprefix(PRESET_PREFIX)

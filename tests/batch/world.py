@@ -15,6 +15,7 @@ from orca_jax.batch.config import BatchConfig
 from orca_jax.batch.run import run_batch
 from orca_jax.request import SamplingParams
 from tests.sim.oracle import toy_generate
+from tests.text.lasting import lasting_template
 
 MODEL = "preset:toy"
 EOS = 256
@@ -96,7 +97,8 @@ def settings(source: Path, output: Path, *flags: str) -> BatchConfig:
 
 def run(source: Path, output: Path, *flags: str) -> list[dict[str, Any]]:
     """The rows of a run in this process."""
-    run_batch(settings(source, output, *flags))
+    with lasting_template():
+        run_batch(settings(source, output, *flags))
     return [json.loads(line) for line in output.read_bytes().splitlines()]  # texts may hold what breaks lines of str
 
 

@@ -321,7 +321,7 @@ def test_logits_that_are_not_finite_are_reported_for_their_row_alone(program_cac
     table = decoder.embedding.table
     table[...] = table[...].at[7].set(np.nan)
     cache = CacheConfig(one_group(MODEL.layer_caches), (NUM_PAGES,), 8, "float32")
-    config = ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, None, program_cache)
+    config = ExecutorConfig("float32", 1, (4, 8), 4, 64, cache, "xla", program_cache)
     executor = JaxExecutor([StageModel(decoder, mesh)], MODEL, config)
     result = executor.collect(
         executor.submit(plan(Member("bad", 0, 0, [7], is_sampling=True, new_blocks=(range(8),), sampling=GREEDY)))

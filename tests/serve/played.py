@@ -17,6 +17,7 @@ from orca_jax.serve.app import create_app
 from orca_jax.server_config import ServerConfig
 from orca_jax.telemetry.observer import ServerObserver
 from orca_jax.text.tokenizer import load_tokenizer
+from tests.text.lasting import lasting_template
 
 READY = Ready("", "byte", vocab_size=257, max_model_len=2048, n_slots=1024, num_rows=64)
 CONTEXT = 1024
@@ -57,10 +58,11 @@ class Stage:
         self.client.attach(self.link)  # type: ignore[arg-type]
 
     async def start(self, chats: bool) -> None:
-        """Begin to serve. With `chats` the process of the chat template is started, which takes a while."""
+        """Begin to serve, with `chats` by a chat template."""
         self.client.serve(READY)
         if chats:
-            await self.service.set_ready(READY)
+            with lasting_template():
+                await self.service.set_ready(READY)
         else:
             self.service._model = Model(load_tokenizer("byte"), None, {}, 257, 2048, CONTEXT * 7, CONTEXT)
 
