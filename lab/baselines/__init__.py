@@ -35,7 +35,6 @@ def _outside(policy: OutsidePolicy, setting: Setting) -> PolicyScheduler:
     """A policy without a bound on tokens. It takes no request that is in flight, so the stages need no shares."""
     return PolicyScheduler(
         policy,
-        type(policy).__name__,
         max_bs=setting.max_bs,
         token_budget=sys.maxsize,
         num_rows=setting.max_bs * setting.in_flight,

@@ -101,7 +101,6 @@ def on_protocol(policy: Policy, devices: Devices) -> PolicyScheduler:
     """The scheduler of a policy."""
     return PolicyScheduler(
         policy,
-        type(policy).__name__,
         max_bs=devices.max_batch,
         token_budget=devices.token_budget,
         num_rows=devices.num_rows or devices.max_batch,

@@ -99,7 +99,7 @@ class PolicyScheduler:
 
     Args:
         policy: decides.
-        name: name of the policy, for errors.
+        name: name of the policy, for errors; empty: that of its class.
         max_bs: most requests of an iteration.
         token_budget: most tokens of an iteration.
         num_rows: most requests with a row.
@@ -111,7 +111,7 @@ class PolicyScheduler:
     traits: ClassVar[Traits] = Traits(shares_prefixes=True, has_token_budget=True, has_overlap=True)
 
     policy: Policy
-    name: str
+    name: str = ""
     _: KW_ONLY
     max_bs: int
     token_budget: int
@@ -121,6 +121,7 @@ class PolicyScheduler:
     seconds: MeasuredSeconds = unknown_seconds
 
     def __post_init__(self) -> None:
+        self.name = self.name or type(self.policy).__name__
         self.guard = Guard(self.name)
         self._has_warned = False
         self._table = JobTable(self.num_stages)

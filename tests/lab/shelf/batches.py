@@ -47,9 +47,7 @@ def lab_of(
         budget=budget, depth=depth, num_pages=num_pages, reuses_prefixes=reuses_prefixes, stages=-(-rows // most)
     )
     lab = Lab("chunked", max_bs=most, page_size=page_size, shape=shape)
-    lab.scheduler.inner = PolicyScheduler(
-        policy, type(policy).__name__, max_bs=most, token_budget=budget, num_rows=rows, n_workers=depth
-    )
+    lab.scheduler.inner = PolicyScheduler(policy, max_bs=most, token_budget=budget, num_rows=rows, n_workers=depth)
     lab.scheduler.n_workers = depth
     return lab
 
