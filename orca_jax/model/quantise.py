@@ -10,7 +10,7 @@ from whole columns of a matrix, before it is split over devices, so the values d
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -103,10 +103,16 @@ def quantised_parts(path: str, array: Array, held: Mapping[str, Any], kind: Quan
     assert kind is not None, f"{path} is not a parameter of a decoder with plain weights"
     names = [f"{path}.{part}" for part in Quantised._fields]
     values, scale = (held[name] for name in names)
-    make: Callable[[Array], Quantised] = quantise_rows if path.endswith(".table") else partial(quantise, kind=kind)
-    parts = jax.jit(make, out_shardings=Quantised(values.sharding, scale.sharding))(array)
+    parts = _quantising(None if path.endswith(".table") else kind, values.sharding, scale.sharding)(array)
     jax.block_until_ready(parts)  # so that no other plain parameters wait in memory
     return dict(zip(names, parts, strict=True))
+
+
+@lru_cache(maxsize=16)
+def _quantising(kind: Quantization | None, *shardings: Any) -> Callable[[Array], Quantised]:
+    """Return the program for all matrices of one shape, to be compiled once; for tables without a kind."""
+    make = quantise_rows if kind is None else partial(quantise, kind=kind)
+    return jax.jit(make, out_shardings=Quantised(*shardings))
 
 
 def is_quantised_part(path: str) -> bool:

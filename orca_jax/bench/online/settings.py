@@ -75,7 +75,7 @@ def read_settings(args: argparse.Namespace, files: Sequence[str]) -> OpenLoopSet
         raise ConfigError("warmup_requests must not be negative", param="warmup_requests")
     used = [name for name, value in vars(args).items() if value not in (None, 1)]
     check_needs("bench online, open loop", SimpleNamespace(**vars(args), rates=rates, has_times=has_times), used)
-    values = vars(args) | {
+    given = vars(args) | {
         "base_url": check_url(args.base_url),
         "api_key": read_key(args.api_key),
         "rates": rates,
@@ -84,8 +84,8 @@ def read_settings(args: argparse.Namespace, files: Sequence[str]) -> OpenLoopSet
         **{name: _writable(getattr(args, name), name) for name in ("write_trace", "save", "plot")},
     }
     if args.num_requests is None and args.duration is None:
-        values["num_requests"] = DEFAULT_REQUESTS
-    return OpenLoopSettings(**{each.name: values[each.name] for each in fields(OpenLoopSettings)})
+        given["num_requests"] = DEFAULT_REQUESTS
+    return OpenLoopSettings(**{each.name: given[each.name] for each in fields(OpenLoopSettings)})
 
 
 def check_url(url: str) -> str:

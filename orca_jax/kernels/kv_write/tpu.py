@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, slots, tile_tokens
+from orca_jax.kernels.kv_pages import KVPages, RowArrays, TokenMajorPages, lack_of_tiles, slots, tile_tokens
 from orca_jax.kernels.kv_write import scatter
 from orca_jax.kernels.kv_write.pieces import PagePieces, cut
 from orca_jax.kernels.kv_write.tpu_quantised import write_quantised
