@@ -136,7 +136,7 @@ static void multiply_chunk(const Product *p, int64_t row, int64_t rows, Chunk *c
     expansions[p->bits - 4](p, chunk, expanded);
     chunk->expanded = (const Vector(*)[2])expanded;
     tile = float_tile, most = ROWS;
-  } else if (rows > NARROW) {
+  } else if (LANES == 8 && rows > NARROW) {  // with AVX-512 it is slower
     pair_expansions[p->bits - 4](p, chunk, pairs);
     chunk->pairs = (const Pairs(*)[2])pairs;
     tile = PART(p->bits) == 16 ? tile_of_16 : tile_of_32, most = WIDE;
