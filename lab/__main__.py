@@ -13,6 +13,7 @@ COMMANDS = {
     "beyond": Command("lab.paper.beyond", "tails, sensitivities and later schedulers with the paper's workload"),
     "capacity": Command("lab.capacity", "requests of each length that one start holds, with windows"),
     "control": Command("lab.control_plane", "plans to another process by ZeroMQ and by a collective"),
+    "files": Command("lab.peers.files", "speed beside llama.cpp on the same GGUF files"),
     "fit": Command("lab.paper.held_out", "fit one pair of shares to 101B and 341B, to predict 175B"),
     "foresight": Command("lab.length_prediction", "latency with each length predictor, on word problems"),
     "held_out": Command("lab.simulated.held_out", "record runs, and predict held-out ones by a fitted simulator"),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import control_plane, support_page, workers
+from lab.peers import files_page
 from lab.peers import page as peers_page
 from lab.real.page import held_out, measured, table
 from lab.reproduce import baselines, blocks
@@ -72,6 +73,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "later": blocks.later,
     "measured": measured,
     "peers": peers_page.block,
+    "peers_files": files_page.block,
     "routes": routes,
     "schedulers": schedulers,
     "shelf": shelf.tables,

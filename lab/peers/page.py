@@ -101,7 +101,7 @@ def _shapes(shapes: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             rows.append([*model, *_pairs(one)])
     yield _table(["model", "streams", "peer", "type", *_PAIRS], rows)
     yield f"\n{_processor(shapes[0])}; --trace {shapes[0]['config']['trace']}, seed {shapes[0]['config']['seed']}.\n\n"
-    yield from (_side(name, side) for name, side in sorted(shapes[0]["sides"].items()))
+    yield from (side_line(name, side) for name, side in sorted(shapes[0]["sides"].items()))
 
 
 def _offline(results: Mapping[str, Any]) -> Iterable[str]:
@@ -163,10 +163,11 @@ def _missing(results: Mapping[str, Any]) -> Iterable[str]:
 
 def _versions(results: Mapping[str, Any]) -> Iterable[str]:
     yield "\n## Versions and settings\n\n"
-    yield from (_side(name, side) for name, side in sorted(results["sides"].items()))
+    yield from (side_line(name, side) for name, side in sorted(results["sides"].items()))
 
 
-def _side(name: str, side: Mapping[str, Any]) -> str:
+def side_line(name: str, side: Mapping[str, Any]) -> str:
+    """Return a line of a list: versions and flags of a side."""
     found = side.get("versions") or {key: side["hardware"][key] for key in ("jax", "python")}
     shown = [f"{key} {value}" for key, value in found.items()]
     config = side.get("config", {})

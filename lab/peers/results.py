@@ -42,8 +42,7 @@ def add(results: Results, part: Mapping[str, Any], num_requests: int) -> None:
 
     A measured peer is no longer unavailable.
     """
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    stamp = {"date": today, "commit": _commit(), "num_requests": num_requests}
+    stamp = {**stamp_of_now(), "num_requests": num_requests}
     for section, entries in part.items():
         for name, entry in entries.items():
             is_measured = section in ("settings", "online", "clients")
@@ -53,15 +52,25 @@ def add(results: Results, part: Mapping[str, Any], num_requests: int) -> None:
                 results["unavailable"].pop(peer if section == "settings" else f"{peer} (server)", None)
 
 
+def stamp_of_now() -> dict[str, str | None]:
+    """Return the day and the commit."""
+    return {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": _commit()}
+
+
 def finish(results: Results, config: Mapping[str, Any]) -> Results:
     """Return the whole object: ratios, machine and flags beside the results."""
     return {
         "ratios": ratios(results),
         "latency_ratios": latency_ratios(results),
         **{name: results[name] for name in SECTIONS},
-        "hardware": {"cpu": cpu_name(), "cpu_flags": cpu_flags(), "cores": os.cpu_count()},
+        "hardware": machine(),
         "config": without_places(dict(config)),
     }
+
+
+def machine() -> dict[str, Any]:
+    """Return the processor, its flags and the number of cores."""
+    return {"cpu": cpu_name(), "cpu_flags": cpu_flags(), "cores": os.cpu_count()}
 
 
 def ratios(results: Mapping[str, Any]) -> dict[str, float]:

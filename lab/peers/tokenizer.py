@@ -17,10 +17,7 @@ _SHOWN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # bytes 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
     """Write `tokenizer.json` and its configuration in Hugging Face's format, with ids below `vocab_size`."""
-    shown = _shown_bytes()
-    merges = list(itertools.islice(_merges(shown), max(0, vocab_size - len(shown))))
-    tokens = [*shown, *(first + second for first, second in merges)][:vocab_size]
-    tokens += [f"token {number}" for number in range(len(tokens), vocab_size)]
+    tokens, merges = tokens_and_merges(vocab_size)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     described: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
@@ -34,6 +31,14 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def tokens_and_merges(vocab_size: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the tokens in the order of their ids, and the merges."""
+    shown = _shown_bytes()
+    merges = list(itertools.islice(_merges(shown), max(0, vocab_size - len(shown))))
+    tokens = [*shown, *(first + second for first, second in merges)][:vocab_size]
+    return tokens + [f"token {number}" for number in range(len(tokens), vocab_size)], merges
 
 
 def _shown_bytes() -> list[str]:

@@ -1,4 +1,4 @@
-"""Builds the server of llama.cpp into the environment of this Python: `bin/llama-server`.
+"""Builds llama.cpp into the environment of this Python: `bin/llama-server` and `bin/llama-quantize`.
 
     python -m lab peers --peer llama.cpp
 
@@ -7,7 +7,7 @@ runs this program once, in an environment that it makes. By hand, in an environm
     pip install cmake ninja gguf safetensors
     python scripts/peers/build_llama_cpp.py
 
-The source is the one that the package llama-cpp-python carries; pip downloads it. The server is compiled for the
+The source is the one that the package llama-cpp-python carries; pip downloads it. They are compiled for the
 instructions of this processor, which needs a compiler of C++ and takes minutes (about 200 files).
 """
 
@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = "llama-cpp-python==0.3.36"
+PROGRAMS = ("llama-server", "llama-quantize")
 _FLAGS = (
     *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF"),
     *("-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),  # nothing is downloaded
@@ -40,8 +41,9 @@ def main() -> None:
         (tree,) = folder.glob("*/vendor/llama.cpp")
         build = folder / "build"
         _run(["cmake", "-S", str(tree), "-B", str(build), *_FLAGS])
-        _run(["cmake", "--build", str(build), "--target", "llama-server"])
-        shutil.copy2(build / "bin" / "llama-server", place / "llama-server")
+        _run(["cmake", "--build", str(build), "--target", *PROGRAMS])
+        for program in PROGRAMS:
+            shutil.copy2(build / "bin" / program, place / program)
 
 
 def _run(command: list[str]) -> None:

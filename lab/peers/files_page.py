@@ -1,0 +1,57 @@
+"""The results of `python -m lab files` as a part of the page on other engines."""
+
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.peers.files import shown_ratio
+from lab.peers.page import side_line
+from lab.real.page import table
+
+MEASURED = Path(__file__).resolve().parents[2] / "docs" / "measured" / "peers-files.json"
+_TEXT = """
+## llama.cpp on the same files
+
+`python -m lab files`: {hardware}. Both servers read one GGUF file and answer the same requests, one server at a time,
+in rounds; each is first in every other round. A cell has our speed, llama.cpp's, and their ratio, a median with its
+range. The files of 594 million random parameters are written by the command and quantised by llama.cpp's program.
+
+- **streams**: tokens/s of 1, 8 or 32 requests of 16 tokens at once, from each one's first token on.
+- **prompt**: tokens/s until the first token.
+- **next turn**: milliseconds to the first token of the turns of a chat after the first, about 300 tokens at its begin,
+  then 40 generated and 20 new ones each. The ratio is one of speeds here, too.
+- **ready**: seconds from the command to the first answer of `/ready`, with our programs in their cache or not.
+
+{table}
+{versions}"""
+
+
+def block() -> str:
+    """Return the text of `docs/measured/peers-files.json`."""
+    return section(json.loads(MEASURED.read_text(encoding="utf-8")))
+
+
+def section(results: Mapping[str, Any]) -> str:
+    """Return the text of results."""
+    names = list(dict.fromkeys(name for one in results["files"].values() for name in one["ratios"]))
+    head = ["file", *(name.removesuffix("_ms").replace("_", " ") for name in names)]
+    head += ["ready, s", "memory read, GB/s", "measured"]
+    rows = []
+    for file, one in results["files"].items():
+        own, peer = one["start_s"]
+        end = [f"{own:.0f} and {peer:.1f}", f"{one['read_gb_per_s']:.0f}", f"{one['date']} at {one['commit']}"]
+        rows.append([file, *(_cell(one, name) for name in names), *end])
+    machine = results["hardware"]
+    sides = "".join(side_line(name, side) for name, side in sorted(results["sides"].items()))
+    hardware = f"{machine['cpu']} ({', '.join(machine['cpu_flags'])}), {machine['cores']} cores"
+    return _TEXT.format(hardware=hardware, table=table(head, rows), versions=sides)
+
+
+def _cell(one: Mapping[str, Any], name: str) -> str:
+    if name not in one["ratios"]:
+        return ""
+    own, peer = (statistics.median(each[name] for each in one["rounds"][side]) for side in ("own", "peer"))
+    digits = 0 if min(own, peer) >= 100 else 1
+    return f"{own:.{digits}f}, {peer:.{digits}f}: **{shown_ratio(one['ratios'][name]).replace(' ', '** ', 1)}"
