@@ -13,7 +13,6 @@ from orca_jax.bundled import is_preset, model_directory
 from orca_jax.config import ModelConfig
 from orca_jax.model.describe import preset_values, read_model_config
 from orca_jax.model.families import FAMILIES
-from orca_jax.model.files.expert_stacks import OF_EXPERT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,6 +95,7 @@ def checkpoint_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of a model's tensors in Hugging Face's format."""
     from jax.sharding import AbstractMesh
 
+    from orca_jax.model.files.expert_stacks import OF_EXPERT
     from orca_jax.model.load import abstract_decoder
     from orca_jax.model.parameters import layers_of, stored_shapes
     from orca_jax.model.sharding import TENSOR_AXIS
