@@ -79,8 +79,9 @@ def run(args: argparse.Namespace) -> None:
         turns = 0 if word in TYPES else args.turns  # the text of random models has no words
         figures, sides = _pair(args, path, environment, turns)
         results |= {"hardware": machine(), "sides": without_places(sides)}
-        results["files"][path.stem] = {**figures, **stamp_of_now()}
-        print_table(path.stem, {name: shown_ratio(each) for name, each in figures["ratios"].items()})
+        name = " ".join((path.stem, *args.engine_flags))
+        results["files"][name] = {**figures, **stamp_of_now()}
+        print_table(name, {name: shown_ratio(each) for name, each in figures["ratios"].items()})
         if args.save is not None:
             save(results, args.save)
     print(json.dumps(results))
@@ -106,10 +107,10 @@ def _pair(
     """Start both servers on a file, and run the rounds. Returns the figures, and what the servers say."""
     length = max([*args.prompts, 1024]) + 1024
     common = ["--threads", "2", "--max-num-seqs", str(SLOTS), "--model", str(path)]
-    flags = ["--max-model-len", str(length), *args.engine_flags]
+    flags = ["--max-model-len", str(length)]
     own = [
         *(sys.executable, "-m", "lab.peers.own_server", *common, "--served-model-name", "model"),
-        *("--enable-prefix-caching", *flags),
+        *("--enable-prefix-caching", *flags, *args.engine_flags),
     ]
     theirs = [*environment.command(environment.peer.server, 2), *common, "--context", str(SLOTS * 512 + length)]
     found: dict[str, list[Figures]] = {"own": [], "peer": []}

@@ -14,9 +14,11 @@ MEASURED = Path(__file__).resolve().parents[2] / "docs" / "measured" / "peers-fi
 _TEXT = """
 ## llama.cpp on the same files
 
-`python -m lab files`: {hardware}. Both servers read one GGUF file and answer the same requests, one server at a time,
-in rounds; each is first in every other round. A cell has our speed, llama.cpp's, and their ratio, a median with its
-range. The files of 594 million random parameters are written by the command and quantised by llama.cpp's program.
+{hardware}. Both servers read one GGUF file and answer the same requests, one server at a time, in rounds; each is first
+in every other round. A cell has our speed, llama.cpp's, and their ratio, a median with its range. The files of 594
+million random parameters are written by the command and quantised by llama.cpp's program. Flags beside a file are ours.
+
+    python -m lab files --streams 1 8 --prompts 512 --num-output 64 --save docs/measured/peers-files.json
 
 - **streams**: tokens/s of 1, 8 or 32 requests of 16 tokens at once, from each one's first token on.
 - **prompt**: tokens/s until the first token.
