@@ -38,7 +38,7 @@ from orca_jax.reporting import hardware, print_table
 SHORT = 16  # tokens of the prompts of streams
 FIRST_WORDS, NEW_WORDS, ANSWER = 280, 18, 40  # words of turns; tokens of an answer
 LOWEST_ID = 256  # of random prompts: below are single bytes
-SLOTS = 32
+SLOTS, MOST_PROMPT = 32, 16_384
 _TIMEOUT = 1800.0  # seconds, of a start and of a request
 
 type Figures = dict[str, float]
@@ -50,10 +50,15 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         "--files", nargs="+", default=list(TYPES), metavar="FILE",
         help=f"GGUF files, or types of a random Llama of 594 million parameters (default: {' '.join(TYPES)})",
     )  # fmt: skip
-    parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 32], metavar="N", help="(default: 1 8 32)")
-    parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096], metavar="P", help="(default: 512 4096)")
     parser.add_argument(
-        "--turns", type=int, default=8, metavar="N", help="of the chat, for files with words; 0: none (default: 8)"
+        "--streams", type=int, nargs="*", default=[1, 8, 32], metavar="N",
+        help=f"requests that generate at once, at most {SLOTS} (default: 1 8 32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompts", type=int, nargs="*", default=[512, 4096], metavar="N", help="tokens of prompts (default: 512 4096)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=8, metavar="N", help="turns of a chat with files of words; 0: none (default: 8)"
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of each server (default: 3)")
     parser.add_argument("--num-output", type=int, default=96, metavar="N", help="tokens of a stream (default: 96)")
@@ -68,14 +73,14 @@ def run(args: argparse.Namespace) -> None:
         ConfigError: a flag is wrong, or a file does not exist.
         OrcaError: a server failed.
     """
-    if args.rounds < 1 or max(args.streams, default=1) > SLOTS or args.num_output < 2:
-        raise ConfigError(f"rounds must be at least 1, num_output 2, streams at most {SLOTS}", param="rounds")
-    peer = PEERS["llama.cpp"]
-    folder = default_folder("llama.cpp")
+    _check(args)
+    results = _saved(args.save)
+    peer, folder = PEERS["llama.cpp"], default_folder("llama.cpp")
     environment = Environment("llama.cpp", peer, folder, prepare_environment(peer, folder))
-    results = json.loads(Path(args.save).read_text()) if args.save and Path(args.save).exists() else {"files": {}}
     for word in args.files:
-        path = file_of(word, folder)
+        path = Path(word)
+        if word in TYPES:
+            path = random_file(word, folder.parent / "files", folder / "bin" / "llama-quantize")
         turns = 0 if word in TYPES else args.turns  # the text of random models has no words
         figures, sides = _pair(args, path, environment, turns)
         results |= {"hardware": machine(), "sides": without_places(sides)}
@@ -87,18 +92,29 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(results))
 
 
-def file_of(word: str, folder: Path) -> Path:
-    """Return the file of a word of --files, written if it is a type; `folder` is the environment of llama.cpp.
+def _check(args: argparse.Namespace) -> None:
+    for name, least in {"rounds": 1, "num_output": 2}.items():
+        if getattr(args, name) < least:
+            raise ConfigError(f"{name} must be at least {least}, got {getattr(args, name)}", param=name)
+    for name, most in {"streams": SLOTS, "prompts": MOST_PROMPT}.items():
+        if not all(1 <= number <= most for number in getattr(args, name)):
+            raise ConfigError(f"{name} must be from 1 to {most}, got {getattr(args, name)}", param=name)
+    for word in args.files:
+        if word not in TYPES and not Path(word).is_file():
+            raise ConfigError(f"files: {word!r} is not a GGUF file or one of {', '.join(TYPES)}", param="files")
 
-    Raises:
-        ConfigError: the word is neither a file nor a type.
-        OrcaError: the file cannot be written.
-    """
-    if word in TYPES:
-        return random_file(word, folder.parent / "files", folder / "bin" / "llama-quantize")
-    if not Path(word).is_file():
-        raise ConfigError(f"files: {word!r} is not a GGUF file or one of {', '.join(TYPES)}", param="files")
-    return Path(word)
+
+def _saved(path: str | None) -> dict[str, Any]:
+    """Return the results in a file, or empty ones. Raises ConfigError if the file is not one of this command."""
+    if path is None or not Path(path).exists():
+        return {"files": {}}
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("files"), dict):
+        raise ConfigError(f"save {path!r} has no results of this command; give another file", param="save")
+    return found
 
 
 def _pair(

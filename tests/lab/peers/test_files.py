@@ -59,9 +59,20 @@ def test_a_random_file_is_a_model_with_a_tokenizer(tmp_path: Path, monkeypatch: 
     assert len(load_tokenizer(path).encode("က")) == 1  # three bytes, two merges
 
 
-def test_a_wrong_file_is_named() -> None:
-    with pytest.raises(ConfigError, match="files: 'Q9_9' is not a GGUF file or one of BF16"):
-        files.file_of("Q9_9", Path("none"))
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--files", "Q9_9"], "files: 'Q9_9' is not a GGUF file or one of BF16"),
+        (["--streams", "33"], r"streams must be from 1 to 32, got \[33\]"),
+        (["--num-output", "1"], "num_output must be at least 2, got 1"),
+        (["--save", __file__], "save .* has no results of this command"),
+    ],
+)
+def test_wrong_flags_are_named_before_anything_is_made(flags: list[str], message: str) -> None:
+    parser = argparse.ArgumentParser()
+    files.add_args(parser)
+    with pytest.raises(ConfigError, match=message):
+        files.run(parser.parse_args(flags))
 
 
 def test_the_part_of_the_page_has_every_measured_file() -> None:
