@@ -38,9 +38,9 @@ Offline, with random weights of the shapes in `lab/peers/shapes`, some 600 milli
 in ten of 16 layers, and gpt-oss with 16 experts, sinks and windows. `--max-num-seqs` and `--peer-max-num-seqs` are the
 streams: `python -m lab peers --peer vllm --modes compiled --dtype bfloat16 --offline --model lab/peers/shapes/NAME`,
 and after it `-- --tensor-parallel-size 1`, one device with two threads. On a processor with AVX2 alone, vLLM multiplies
-bfloat16 by PyTorch, since oneDNN has no such product (its warning says so). The machine was idle. For LFM2, whose
-matrices are all multiplied for every token, a pass of vLLM takes minutes, so there is one pair alone, on a busy machine
-at commit c638650: two requests one after the other, 2.39 and 0.39 output tokens/s, a ratio of 6.2.
+bfloat16 by PyTorch, since oneDNN has no such product (its warning says so). The machine was idle. LFM2, whose
+matrices are all multiplied for every token, has one short request (`--num-requests 1 --seed 9`), since a longer pass of
+vLLM takes minutes.
 
 """
 _PAIRS = ("orca-jax", "peer's", "ratio", "range", "requests", "measured")
@@ -100,7 +100,7 @@ def _shapes(shapes: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             model = [Path(config["model"]).name, str(config["max_num_seqs"]), f"{peer}, {mode}", dtype]
             rows.append([*model, *_pairs(one)])
     yield _table(["model", "streams", "peer", "type", *_PAIRS], rows)
-    yield f"\n{_processor(shapes[0])}; --trace {shapes[0]['config']['trace']}, seed {shapes[0]['config']['seed']}.\n\n"
+    yield f"\n{_processor(shapes[0])}; --trace {shapes[0]['config']['trace']}.\n\n"
     yield from (side_line(name, side) for name, side in sorted(shapes[0]["sides"].items()))
 
 
