@@ -26,7 +26,7 @@ from typing import Any
 from lab.peers.environment import Environment, default_folder, prepare_environment
 from lab.peers.random_file import TYPES, random_file
 from lab.peers.registry import PEERS
-from lab.peers.results import machine, save, stamp_of_now, without_places
+from lab.peers.results import machine, read_saved, save, stamp_of_now, without_places
 from lab.peers.side import Side
 from orca_jax.bench.online.closed_loop import Stream, read_stream
 from orca_jax.bench.online.exchange import exchange
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         OrcaError: a server failed.
     """
     _check(args)
-    results = _saved(args.save)
+    results: dict[str, Any] = {"files": {}} | read_saved(args.save, ("files",), ("files",))
     peer, folder = PEERS["llama.cpp"], default_folder("llama.cpp")
     environment = Environment("llama.cpp", peer, folder, prepare_environment(peer, folder))
     for word in args.files:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
         results |= {"hardware": machine(), "sides": without_places(sides)}
         name = " ".join((path.stem, *args.engine_flags))
         results["files"][name] = {**figures, **stamp_of_now()}
-        print_table(name, {name: shown_ratio(each) for name, each in figures["ratios"].items()})
+        print_table(name, {figure: shown_ratio(each) for figure, each in figures["ratios"].items()})
         if args.save is not None:
             save(results, args.save)
     print(json.dumps(results))
@@ -102,19 +102,6 @@ def _check(args: argparse.Namespace) -> None:
     for word in args.files:
         if word not in TYPES and not Path(word).is_file():
             raise ConfigError(f"files: {word!r} is not a GGUF file or one of {', '.join(TYPES)}", param="files")
-
-
-def _saved(path: str | None) -> dict[str, Any]:
-    """Return the results in a file, or empty ones. Raises ConfigError if the file is not one of this command."""
-    if path is None or not Path(path).exists():
-        return {"files": {}}
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("files"), dict):
-        raise ConfigError(f"save {path!r} has no results of this command; give another file", param="save")
-    return found
 
 
 def _pair(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.peers.files import shown_ratio
-from lab.peers.page import side_line
+from lab.peers.page import processor, side_line
 from lab.real.page import table
 
 MEASURED = Path(__file__).resolve().parents[2] / "docs" / "measured" / "peers-files.json"
@@ -19,6 +19,8 @@ in every other round. A cell has our speed, llama.cpp's, and their ratio, a medi
 million random parameters are written by the command and quantised by llama.cpp's program. Flags beside a file are ours.
 
     python -m lab files --streams 1 8 --prompts 512 --num-output 64 --save docs/measured/peers-files.json
+
+`--files` names types or other files, and flags of ours follow `--`.
 
 - **streams**: tokens/s of 1, 8 or 32 requests of 16 tokens at once, from each one's first token on.
 - **prompt**: tokens/s until the first token.
@@ -45,10 +47,8 @@ def section(results: Mapping[str, Any]) -> str:
         own, peer = one["start_s"]
         end = [f"{own:.0f} and {peer:.1f}", f"{one['read_gb_per_s']:.0f}", f"{one['date']} at {one['commit']}"]
         rows.append([file, *(_cell(one, name) for name in names), *end])
-    machine = results["hardware"]
     sides = "".join(side_line(name, side) for name, side in sorted(results["sides"].items()))
-    hardware = f"{machine['cpu']} ({', '.join(machine['cpu_flags'])}), {machine['cores']} cores"
-    return _TEXT.format(hardware=hardware, table=table(head, rows), versions=sides)
+    return _TEXT.format(hardware=processor(results), table=table(head, rows), versions=sides)
 
 
 def _cell(one: Mapping[str, Any], name: str) -> str:

@@ -78,12 +78,13 @@ def page(results: Mapping[str, Any], shapes: Sequence[Mapping[str, Any]] = ()) -
 def _machine(results: Mapping[str, Any]) -> str:
     config = results["config"]
     return (
-        f"\n{_processor(results)}; {config['model']}, random weights, --trace {config['trace']}, "
+        f"\n{processor(results)}; {config['model']}, random weights, --trace {config['trace']}, "
         f"seed {config['seed']}.\n"
     )
 
 
-def _processor(results: Mapping[str, Any]) -> str:
+def processor(results: Mapping[str, Any]) -> str:
+    """Return the processor of results, its flags and its cores."""
     hardware = results["hardware"]
     return f"{hardware['cpu']} ({', '.join(hardware['cpu_flags'])}), {hardware['cores']} cores"
 
@@ -100,7 +101,7 @@ def _shapes(shapes: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             model = [Path(config["model"]).name, str(config["max_num_seqs"]), f"{peer}, {mode}", dtype]
             rows.append([*model, *_pairs(one)])
     yield _table(["model", "streams", "peer", "type", *_PAIRS], rows)
-    yield f"\n{_processor(shapes[0])}; --trace {shapes[0]['config']['trace']}.\n\n"
+    yield f"\n{processor(shapes[0])}; --trace {shapes[0]['config']['trace']}.\n\n"
     yield from (side_line(name, side) for name, side in sorted(shapes[0]["sides"].items()))
 
 

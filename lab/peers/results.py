@@ -5,7 +5,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,31 @@ type Results = dict[str, Any]
 
 def new_results(path: str | None) -> Results:
     """Return the results in a file, or empty ones. Raises ConfigError if the file is not one of this command."""
-    empty: Results = {name: {} for name in SECTIONS}
+    return {name: {} for name in SECTIONS} | read_saved(path, ("hardware", "config"), SECTIONS)
+
+
+def read_saved(path: str | None, needed: Collection[str], objects: Collection[str]) -> Results:
+    """Return the results in a file; nothing without a file.
+
+    Args:
+        path: the file of --save; None for none.
+        needed: keys that results have.
+        objects: keys whose values are objects, if the results have them.
+
+    Raises:
+        ConfigError: the file has no such results.
+    """
     if path is None or not Path(path).exists():
-        return empty
+        return {}
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError:
         found = None
-    is_whole = isinstance(found, dict) and {"hardware", "config"} <= found.keys()
-    if not is_whole or not all(isinstance(found.get(name, {}), dict) for name in SECTIONS):
+    is_whole = isinstance(found, dict) and found.keys() >= set(needed)
+    if not is_whole or not all(isinstance(found.get(name, {}), dict) for name in objects):
         raise ConfigError(f"save {path!r} has no results of this command; give another file", param="save")
-    return empty | found
+    whole: Results = found
+    return whole
 
 
 def add(results: Results, part: Mapping[str, Any], num_requests: int) -> None:

@@ -105,7 +105,7 @@ class Facts:
 
     @property
     def uneven(self) -> str:
-        """Parts of the model that `shards` does not divide, with the numbers that divide them; empty if none."""
+        """The parts of the model that `shards` does not divide, and their divisors; empty if there are none."""
         from orca_jax.model.sharding import can_share, uneven_parts
 
         parts = uneven_parts(self.known, self.shards)

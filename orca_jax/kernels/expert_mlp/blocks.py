@@ -23,10 +23,8 @@ def mix_experts(
     Rows are in the order of experts. The last block of an expert may reach into the rows of the next one: these results
     have no meaning, and the next expert overwrites them.
     """
-    choices, size = (
-        sort_choices(routed.chosen, kernels.num_experts),
-        block_rows(routed.chosen.size, kernels.num_experts),
-    )
+    choices = sort_choices(routed.chosen, kernels.num_experts)
+    size = block_rows(routed.chosen.size, kernels.num_experts)
     rows = x[jnp.pad(choices.token, (0, size))]
 
     def run(expert: Array, first: Array, out: Array) -> Array:

@@ -10,7 +10,7 @@
 #define ROWS 6
 #define NARROW 4
 #endif
-#define WIDE 6     // of x in a tile of expanded numbers
+#define WIDE 6  // of x in a tile of expanded numbers
 
 #define WIDTH (2 * LANES)
 #define GROUP 32    // inputs of a row with one scale

@@ -65,7 +65,7 @@ class Architecture:
         transposed: ends of the names of matrices that are stored the other way round than in safetensors.
         biases: keys of the config.json, each True if this tensor is in the file.
         norm_offset: what scales of norms have more than in safetensors.
-        largest: layers of the model whose scale of scores is that of its width, and not that of a head; 0 for none.
+        largest: the number of layers of the model that scales its scores by width instead of head size; 0 for none.
     """
 
     model_type: str
