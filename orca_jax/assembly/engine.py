@@ -11,7 +11,7 @@ from orca_jax.assembly.built import Built, join_parts, refuse_update, summary_of
 from orca_jax.assembly.choices import Choices
 from orca_jax.assembly.described import Described, describe
 from orca_jax.assembly.devices import ONE_HOST, Host
-from orca_jax.assembly.products import begin_products, product_library
+from orca_jax.assembly.products import begin_products, choose_products
 from orca_jax.assembly.resolve import cache_directory, dtype_of, explain, resolve
 from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, seconds_of, speculating
 from orca_jax.assembly.self_test import Outcome, try_kernels
@@ -140,9 +140,10 @@ class _EngineBuild:
         found, choices = self._found, self._choices
         facts, stages = Facts(config, self._host.num_hosts, found.model), choices.devices.stages
         devices = self._host.devices(facts)
-        dtype = dtype_of(config.dtype, devices[0].platform)
-        facts = replace(facts, platform=devices[0].platform, dtype=dtype, source=found.source)
+        plain = dtype_of(config.dtype, devices[0].platform)
+        facts = replace(facts, platform=devices[0].platform, dtype=plain, source=found.source)
         check_support(facts, "platform")
+        dtype, library = choose_products(facts, directory)
         if facts.platform == "cpu" and config.gpu_memory_utilization is not None:
             logger.warning("gpu_memory_utilization is for accelerators; num_pages sets the KV cache of a CPU")
         placed = place_model(
@@ -153,13 +154,13 @@ class _EngineBuild:
             seed=config.seed,
             devices=devices,
             num_stages=stages,
-            library=product_library(facts, directory),
+            library=library,
         )
         proposer = None
         if found.draft is not None:
             own, attention = devices[: len(devices) // stages], config.attention_implementation
-            proposer = found.draft.start(own, dtype, choices.pages.size, attention, self._times, directory)
-        return placed, replace(facts, model=placed.config), proposer
+            proposer = found.draft.start(own, plain, choices.pages.size, attention, self._times, directory)
+        return placed, replace(facts, model=placed.config, dtype=dtype), proposer
 
 
 def _warn_of_workers(workers: int, num_stages: int) -> None:

@@ -6,9 +6,11 @@ import threading
 from dataclasses import replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from orca_jax.assembly.resolve import dtype_of
 from orca_jax.assembly.support import Facts, refusal
+from orca_jax.config import DType
 from orca_jax.errors import ConfigError
 from orca_jax.processor import all_cpu_flags
 
@@ -22,53 +24,71 @@ _MEASURED = {"float32": "avx512f", "bfloat16": "avx512_bf16"}
 _MATRIX_UNIT = "amx_bf16"  # with it, neither the library nor XLA was measured in bfloat16
 
 
-def product_library(facts: Facts, directory: str | None) -> "Library | None":
-    """Return the library of products with packed matrices; None for products of XLA.
+class Products(NamedTuple):
+    """The type of weights and activations, and the library of matrix products; None for products of XLA."""
+
+    dtype: DType
+    library: "Library | None"
+
+
+def choose_products(facts: Facts, directory: str | None) -> Products:
+    """Choose the type of a model and the code of its products.
 
     Args:
-        facts: the settings and all facts. "auto" takes the library where it is known to be faster, or found to be by a
-            trial, and for matrices of few bits. Experts on several devices, weights in fp8 and decoders from outside
-            this package have products of XLA. Products of few bits are those with activations of 16 bits, unless the
-            settings have a type: in float32 they are those of the dequantised matrix.
+        facts: the settings, and all facts but the type. "auto" takes the library where it is known to be faster, or
+            found to be by a trial, and for matrices of few bits. Experts on several devices, weights in fp8 and
+            decoders from outside this package have products of XLA. Products of few bits are those with activations of
+            16 bits, unless the settings have a type: in float32 they are those of the dequantised matrix. On a CPU the
+            type "auto" is bfloat16 if the checkpoint has it and the library multiplies it.
         directory: the directory of compiled programs; it keeps the library too, and the result of the trial.
 
     Raises:
         ConfigError: the library is wanted and cannot be used; `param` is "cpu_products".
     """
-    wanted, dtype = facts.config.cpu_products, facts.dtype
+    wanted, dtype = facts.config.cpu_products, dtype_of(facts.config.dtype, facts.platform)
     if facts.platform != "cpu" or wanted == "xla" or facts.num_hosts > 1:
-        return None
+        return Products(dtype, None)
+    is_auto = facts.config.dtype == "auto"
+    library = _loaded(replace(facts, dtype=dtype), directory)
+    if library is None:
+        return Products(dtype, None)
+    if facts.has_few_bits:
+        return Products(dtype, library._replace(narrows=is_auto))
+    from orca_jax.assembly.trial import is_faster
+    from orca_jax.model.stored_type import stored_dtype
+
+    for each in ("bfloat16", dtype) if is_auto and stored_dtype(facts.source) == "bfloat16" else (dtype,):
+        if wanted == "native" or _is_measured(each) or is_faster(library.width, each, directory, library.name):
+            return Products(each, library)
+    return Products(dtype, None)
+
+
+def _loaded(facts: Facts, directory: str | None) -> "Library | None":
+    """The library, if it has products with this model; else the log has the reason."""
     from orca_jax.kernels.native import load_library
 
     native = replace(facts, config=replace(facts.config, cpu_products="native"))
     unfit = refusal(native, "platform")
     library = None if unfit else load_library(directory)  # if None, the log has the reason
     lack = unfit or refusal(replace(native, has_library=library is not None), "library")
-    reason = "" if lack is None else lack.message
-    if reason and wanted == "native":
-        raise ConfigError(reason, param="cpu_products")
-    if unfit or (reason and library is not None):
-        why = reason.removeprefix("cpu_products native ").partition(":")[0]
-        logger.info("products are those of XLA: the library in C %s", why)
-    if reason or library is None:
-        return None
-    if facts.has_few_bits:
-        return library._replace(narrows=facts.config.dtype == "auto")
-    if wanted == "native" or _is_measured(dtype):
+    if lack is None:
         return library
-    from orca_jax.assembly.trial import is_faster
-
-    return library if is_faster(library.width, dtype, directory, library.name) else None
+    if facts.config.cpu_products == "native":
+        raise ConfigError(lack.message, param="cpu_products")
+    if unfit or library is not None:
+        why = lack.message.removeprefix("cpu_products native ").partition(":")[0]
+        logger.info("products are those of XLA: the library in C %s", why)
+    return None
 
 
 def begin_products(directory: str | None) -> None:
-    """Begin to compile the library if it may be used, while JAX is imported. `directory` as for `product_library`."""
+    """Begin to compile the library if it may be used, while JAX is imported. `directory` as for `choose_products`."""
     if entry_points(group="jax_plugins") or find_spec("libtpu") is not None:
         return  # JAX has an accelerator
     from orca_jax.kernels.native import require_library  # in this thread: two that import JAX would wait for each other
 
     def begin() -> None:
-        with contextlib.suppress(Exception):  # `product_library` logs the reason
+        with contextlib.suppress(Exception):  # `choose_products` logs the reason
             require_library(directory)
 
     threading.Thread(target=begin, name="library").start()

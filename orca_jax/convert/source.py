@@ -6,14 +6,14 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.bundled import is_gguf, is_preset, model_directory
 from orca_jax.checks import is_writable
 from orca_jax.config import DType, EngineConfig, LoadFormat, ModelConfig
 from orca_jax.errors import ConfigError
-from orca_jax.model.describe import read_model_config
+from orca_jax.model.describe import named_dtype, read_model_config
 from orca_jax.model.gguf.config import hf_config_of
 from orca_jax.model.weight_files import check_weights
 
@@ -68,7 +68,9 @@ class Conversion:
         check_weights(source, args.load_format)
         values = dict(hf_config_of(source)) if is_gguf(str(source)) else _read(source / CONFIG)
         texts = _texts_of(args, source)
-        return cls(source, output, values, texts, model, args.dtype or _stored_dtype(values), args.load_format)
+        return cls(
+            source, output, values, texts, model, args.dtype or named_dtype(values) or "float32", args.load_format
+        )
 
 
 def check_output(output: Path, may_replace: bool) -> None:
@@ -115,8 +117,3 @@ def _texts_of(args: Namespace, source: Path) -> tuple[Path, ...]:
 def _read(file: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return values
-
-
-def _stored_dtype(values: Mapping[str, Any]) -> DType:
-    name = values.get("dtype") or values.get("torch_dtype")
-    return next((kind for kind in get_args(DType) if kind == name), "float32")

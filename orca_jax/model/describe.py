@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import logging
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
 from orca_jax.bundled import PRESET_PREFIX, is_gguf, is_preset
 from orca_jax.checks import json_value, short
-from orca_jax.config import ModelConfig, Quantization
+from orca_jax.config import DType, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.keys import check_keys, resolve_aliases
@@ -65,12 +66,12 @@ def read_model_config(source: str | Path, decoder: str | None = None) -> ModelCo
             f"config.json and tokenizer.json into a directory MODEL, then: ln -s {directory.absolute()} MODEL/params",
             param="model",
         )
-    hf = _read_object(directory / "config.json")
+    hf = read_object(directory / "config.json")
     config = _config_of(hf, decoder)
     generation = directory / "generation_config.json"
     extra: tuple[int, ...] = ()
     if generation.exists():
-        extra = token_ids(_read_object(generation).get("eos_token_id"), file=generation.name)
+        extra = token_ids(read_object(generation).get("eos_token_id"), file=generation.name)
         _check_end_tokens(generation.name, extra, config)
     if "eos_token_id" not in hf and not extra:
         logger.warning("%s: no eos_token_id in config.json: texts end only at stop strings and max_tokens", directory)
@@ -97,6 +98,13 @@ def config_from_hf(hf: dict[str, Any]) -> ModelConfig:
     config = dataclasses.replace(family.config_from_hf(resolve_aliases(hf, family)), quantization=quantization)
     _check_end_tokens("config.json", config.eos_token_ids, config)
     return config
+
+
+def named_dtype(values: Mapping[str, Any]) -> DType | None:
+    """Return the type that a config.json names; None if it names none that can be served."""
+    text = values.get("text_config")
+    name = values.get("dtype") or values.get("torch_dtype") or (isinstance(text, dict) and named_dtype(text))
+    return next((kind for kind in get_args(DType) if kind == name), None)
 
 
 def _config_of(hf: dict[str, Any], decoder: str | None) -> ModelConfig:
@@ -151,7 +159,8 @@ def _presets() -> dict[str, dict[str, Any]]:
     return presets
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises ConfigError; `param` is "model"."""
     if not path.is_file():  # checked before opening: a pipe would block, and a device may never end
         raise ConfigError(f"{path} is missing", param="model")
     if path.stat().st_size > MAX_CONFIG_BYTES:

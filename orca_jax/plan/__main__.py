@@ -34,6 +34,7 @@ from orca_jax.plan.accelerators import (
     parse_devices,
     parse_memory,
 )
+from orca_jax.processor import multiplies_bfloat16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,23 +149,28 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         args.model = str(source.parent)
     directory = model_directory(args.model, args.revision, args.download_dir, needs_weights=False) or args.model
     model = read_model_config(directory)
-    _check(args, model)
+    config = _checked(args, model)
     memory = None if args.memory is None else parse_memory(args.memory)
     devices = this_machine(memory) if args.devices == "cpu" else parse_devices(args.devices)
     if memory is not None and devices.kind.platform != "cpu":
         devices = devices._replace(kind=devices.kind._replace(memory=memory))
-    # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no device.
-    from orca_jax.assembly.resolve import dtype_of
+    # Wrong flags are refused before JAX is imported. It is needed for the shapes of weights, and opens no accelerator.
+    from orca_jax.assembly.products import choose_products
+    from orca_jax.assembly.resolve import cache_directory, page_type
+    from orca_jax.assembly.support import Facts, quantised
     from orca_jax.plan.compiled import compiled_memory, topology_of
     from orca_jax.plan.memory import Demand
     from orca_jax.plan.options import choose, options
 
     if args.compile:
         topology_of(devices, 1)  # refused before the table is printed
-    dtype = dtype_of(args.dtype, devices.kind.platform)
+    platform = devices.kind.platform
+    facts = Facts(config, model=quantised(config, model), platform=platform, source=str(directory))
+    dtype = choose_products(facts, cache_directory(config.compile_cache)).dtype
+    pages = page_type(dtype, platform, has_bfloat16=multiplies_bfloat16())
     demand = Demand(
         dtype=dtype,
-        kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else page_dtype(args.kv_cache_dtype),
+        kv_cache_dtype=pages if args.kv_cache_dtype == "auto" else page_dtype(args.kv_cache_dtype),
         utilization=args.gpu_memory_utilization,
         context=args.context,
         max_num_seqs=args.max_num_seqs,
@@ -206,14 +212,15 @@ def this_machine(memory: float | None) -> Devices:
     return Devices("cpu", Accelerator("cpu", size / number, 0, 0, 0, number, "this machine"), number)
 
 
-def _check(args: argparse.Namespace, model: ModelConfig) -> None:
-    """Refuse wrong numbers, and flags that do not fit the model. Raises ConfigError; `param` names the flag."""
+def _checked(args: argparse.Namespace, model: ModelConfig) -> EngineConfig:
+    """The settings of an engine. Raises ConfigError for wrong numbers, and flags that do not fit the model."""
     from orca_jax.assembly.support import Facts, check_support  # it imports much, and help comes at once
 
     config = EngineConfig(
         args.model,
         revision=args.revision,
         download_dir=args.download_dir,
+        dtype=args.dtype,
         quantization=args.quantization,
         max_model_len=args.max_model_len,
     )
@@ -227,6 +234,7 @@ def _check(args: argparse.Namespace, model: ModelConfig) -> None:
             raise ConfigError(f"{name} must be in (0, 1], got {getattr(args, name)}", param=name)
     if not args.itl_target_ms > 0:
         raise ConfigError(f"itl_target_ms must be above 0, got {args.itl_target_ms}", param="itl_target_ms")
+    return config
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def hf_config(decoder: Decoder, end_id: int) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "bos_token_id": end_id,
         "eos_token_id": end_id,
-        "dtype": "bfloat16",
+        "dtype": "float32",
     }
 
 

@@ -1,23 +1,29 @@
 """The choice of matrix products on a CPU, and engines with each of them."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
+from safetensors.numpy import save_file
 
 from orca_jax import LLM, SamplingParams
 from orca_jax.assembly import products, trial
-from orca_jax.assembly.products import product_library
+from orca_jax.assembly.products import Products, choose_products
 from orca_jax.assembly.support import Facts, check_support
+from orca_jax.bundled import model_directory
 from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
 from orca_jax.kernels import native
 from orca_jax.kernels.native import Library
 from orca_jax.model.describe import read_model_config
+from orca_jax.model.stored_type import stored_dtype
 from tests.kernels.native.machine import library_of
 from tests.model.gguf.test_gguf import write
 
@@ -51,8 +57,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def chosen(
     model: ModelConfig, wanted: CpuProducts = "auto", dtype: DType = "float32", platform: str = "cpu"
 ) -> Library | None:
-    facts = Facts(EngineConfig(cpu_products=wanted), model=model, platform=platform, dtype=dtype)
-    return product_library(facts, None)
+    facts = Facts(EngineConfig(cpu_products=wanted, dtype=dtype), model=model, platform=platform)
+    return choose_products(facts, None).library
 
 
 def test_auto_takes_the_library_where_it_is_faster(model: ModelConfig, machine: Machine) -> None:
@@ -95,9 +101,10 @@ def test_few_bits_need_no_trial(model: ModelConfig, machine: Machine) -> None:
     machine(WIDE)
     for kind in ("int8", "int4"):
         held = replace(model, quantization=kind)
+        facts = Facts(EngineConfig(), model=held, platform="cpu")
+        assert choose_products(facts, None) == ("float32", WIDE._replace(narrows=True))
         for dtype in get_args(DType):
-            by_default = None if dtype == "float16" else WIDE._replace(narrows=True)
-            assert chosen(held, dtype=dtype) == by_default
+            assert chosen(held, dtype=dtype) == (None if dtype == "float16" else WIDE)
         assert chosen(held, "xla") is None
 
 
@@ -105,17 +112,69 @@ def test_a_type_of_the_settings_is_that_of_products_of_few_bits(model: ModelConf
     machine(WIDE)
     held = replace(model, quantization="int4")
     for dtype in ("float32", "bfloat16"):
-        facts = Facts(EngineConfig(dtype=dtype), model=held, platform="cpu", dtype=dtype)
-        assert product_library(facts, None) == WIDE
+        facts = Facts(EngineConfig(dtype=dtype), model=held, platform="cpu")
+        assert choose_products(facts, None) == (dtype, WIDE)
 
 
 def test_gguf_files_of_few_bits_have_their_products(tmp_path: Path, model: ModelConfig, machine: Machine) -> None:
     machine(WIDE, is_faster=False)
     path = write(tmp_path / "model.gguf", "qwen3", Kind.Q4_1)
     for settings, has_few_bits in ((EngineConfig(), True), (EngineConfig(load_format="dummy"), False)):
-        facts = Facts(settings, model=model, platform="cpu", dtype="bfloat16", source=str(path))
+        facts = Facts(settings, model=model, platform="cpu", source=str(path))
         assert facts.has_few_bits == has_few_bits
-        assert product_library(facts, None) == (WIDE._replace(narrows=True) if has_few_bits else None)
+        assert choose_products(facts, None).library == (WIDE._replace(narrows=True) if has_few_bits else None)
+
+
+def checkpoint(folder: Path, values: dict[str, Any], **tensors: Any) -> Path:
+    """A directory with a config.json, and safetensors if there are any."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    if tensors:
+        save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_the_type_of_a_checkpoint(tmp_path: Path) -> None:
+    """A GGUF file with few bits counts as one in bfloat16."""
+    narrow, wide = np.zeros((2, 2), jnp.bfloat16), np.zeros(2, np.float32)
+    directories: tuple[tuple[dict[str, Any], dict[str, Any], DType | None], ...] = (
+        ({"torch_dtype": "bfloat16"}, {"a": wide}, "bfloat16"),
+        ({"dtype": "float32", "torch_dtype": "bfloat16"}, {"a": narrow}, "float32"),
+        ({"text_config": {"dtype": "bfloat16"}}, {}, "bfloat16"),
+        ({"dtype": None}, {"a": narrow, "b": narrow, "c": wide}, "bfloat16"),
+        ({"dtype": "float64"}, {}, None),
+    )
+    for number, (values, tensors, dtype) in enumerate(directories):
+        assert stored_dtype(checkpoint(tmp_path / str(number), values, **tensors)) == dtype
+    kinds: tuple[tuple[Kind, DType], ...] = (
+        (Kind.F32, "float32"),
+        (Kind.F16, "float32"),
+        (Kind.BF16, "bfloat16"),
+        (Kind.Q4_1, "bfloat16"),
+    )
+    for kind, dtype in kinds:
+        assert stored_dtype(write(tmp_path / "model.gguf", "qwen3", kind)) == dtype
+        (tmp_path / "model.gguf").unlink()
+    assert stored_dtype("preset:gpt2") is None and stored_dtype(model_directory("demo")) == "float32"
+
+
+def test_checkpoints_in_bfloat16_are_served_in_it_where_the_library_multiplies_it(
+    tmp_path: Path, model: ModelConfig, machine: Machine
+) -> None:
+    source = str(checkpoint(tmp_path / "model", {"dtype": "bfloat16"}))
+
+    def typed(**settings: Any) -> Products:
+        return choose_products(Facts(EngineConfig(**settings), model=model, platform="cpu", source=source), None)
+
+    machine(WIDE, AVX512, BFLOAT16)
+    assert typed() == ("bfloat16", WIDE) and typed(dtype="float32") == ("float32", WIDE)
+    assert typed(cpu_products="xla") == ("float32", None)
+    machine(WIDE, is_faster=True)
+    assert typed() == ("bfloat16", WIDE)
+    machine(MATRIX, AVX512, BFLOAT16, AMX, is_faster=False)
+    assert typed() == ("float32", MATRIX)
+    machine(None)
+    assert typed() == ("float32", None)
 
 
 def test_a_library_that_is_wanted_and_absent_is_an_error(model: ModelConfig, machine: Machine) -> None:

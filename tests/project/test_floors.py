@@ -90,7 +90,7 @@ FLOORS: dict[str, frozenset[str]] = {
     | {"assembly", "plan"},
     "simulate": FACTS
     | {"bench", "console", "flags", "llm", "policy", "reporting", "sched", "sim", "engine", "timeline", "assembly"},
-    "plan": FACTS | {"bundled", "console", "flags", "model", "exec", "assembly"},
+    "plan": FACTS | {"bundled", "console", "flags", "processor", "model", "exec", "assembly"},
     "convert": FACTS | {"bundled", "console", "flags", "progress", "model", "assembly"},
     "async_llm": FACTS | {"server_config", "text", "link", "llm"},
     "cli": FACTS | {"bundled", "console", "flags", "text", "llm"},
