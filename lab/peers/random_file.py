@@ -1,21 +1,37 @@
-"""Random models as GGUF files, quantised by llama.cpp's own program."""
+"""Random models as GGUF files, most of them quantised by llama.cpp's own program."""
 
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from lab.peers.tokenizer import tokens_and_merges
 from orca_jax.errors import OrcaError
 
 TYPES = ("BF16", "Q8_0", "Q4_0", "Q4_K_M")
-WIDTH, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY, POSITIONS = 2048, 12, 32, 4, 5632, 32_000, 32_768
+LARGE = "7B-Q4_0"
+"""A file of 3.8 GB with random bits, written without llama.cpp."""
+
+
+class _Shape(NamedTuple):
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocabulary: int
+    positions: int
+
+
+_SMALL_SHAPE = _Shape(2048, 12, 32, 4, 5632, 32_000, 32_768)
+_LARGE_SHAPE = _Shape(4096, 32, 32, 32, 11_008, 32_000, 4096)
 _SEED, _STANDARD_DEVIATION = 0, 0.02
 
 
 def random_file(kind: str, folder: Path, quantise: Path) -> Path:
-    """Return a file of a Llama with 594 million tied random parameters, written at the first use.
+    """Return a file of a Llama with 594 million tied random parameters, or with 7 billion, written at the first use.
 
     Args:
-        kind: one of `TYPES`.
+        kind: one of `TYPES`, or `LARGE`.
         folder: the place of the files, made if it does not exist.
         quantise: the program `llama-quantize`.
 
@@ -23,11 +39,9 @@ def random_file(kind: str, folder: Path, quantise: Path) -> Path:
         OrcaError: the program failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    plain, path = folder / "llama-594M-BF16.gguf", folder / f"llama-594M-{kind}.gguf"
-    if not plain.exists():
-        part = plain.with_suffix(".part")
-        _write(part)
-        part.rename(plain)
+    if kind == LARGE:
+        return _written(folder / f"llama-{LARGE}.gguf", _LARGE_SHAPE, "Q4_0")
+    plain, path = _written(folder / "llama-594M-BF16.gguf", _SMALL_SHAPE, "BF16"), folder / f"llama-594M-{kind}.gguf"
     if not path.exists():
         done = subprocess.run([quantise, plain, path, kind], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -36,44 +50,61 @@ def random_file(kind: str, folder: Path, quantise: Path) -> Path:
     return path
 
 
-def _write(path: Path) -> None:
-    """Write the file in bfloat16, with a tokenizer whose text is arbitrary."""
+def _written(path: Path, shape: _Shape, kind: str) -> Path:
+    if not path.exists():
+        part = path.with_suffix(".part")
+        _write(part, shape, kind)
+        part.rename(path)
+    return path
+
+
+def _write(path: Path, model: _Shape, kind: str) -> None:
+    """Write the file in BF16 or Q4_0, with a tokenizer whose text is arbitrary."""
     import gguf  # help comes without both
     import numpy as np
 
+    width, head_dim = model.width, model.width // model.heads
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(POSITIONS)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_block_count(model.layers)
+    writer.add_context_length(model.positions)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(model.inner)
+    writer.add_head_count(model.heads)
+    writer.add_head_count_kv(model.kv_heads)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    tokens, merges = tokens_and_merges(VOCABULARY)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    tokens, merges = tokens_and_merges(model.vocabulary)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * VOCABULARY)
+    writer.add_token_types([gguf.TokenType.NORMAL] * model.vocabulary)
     writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_eos_token_id(VOCABULARY - 1)
-    random = np.random.default_rng(_SEED)
-    kv = KV_HEADS * (WIDTH // HEADS)
+    writer.add_eos_token_id(model.vocabulary - 1)
+    random, stored = np.random.default_rng(_SEED), gguf.GGMLQuantizationType[kind]
+    kv, inner = model.kv_heads * head_dim, model.inner
     layer = {
-        "attn_q": (WIDTH, WIDTH), "attn_k": (kv, WIDTH), "attn_v": (kv, WIDTH), "attn_output": (WIDTH, WIDTH),
-        "ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER),
-        "attn_norm": (WIDTH,), "ffn_norm": (WIDTH,),
+        "attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width),
+        "ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner),
+        "attn_norm": (width,), "ffn_norm": (width,),
     }  # fmt: skip
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCABULARY, WIDTH), "output_norm": (WIDTH,)}
-    shapes |= {f"blk.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (model.vocabulary, width), "output_norm": (width,)}
+    shapes |= {f"blk.{number}.{name}": shape for number in range(model.layers) for name, shape in layer.items()}
+
+    def values(shape: tuple[int, ...]) -> np.ndarray:
+        if kind == "BF16":
+            drawn = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
+            return gguf.quants.quantize(drawn, stored)
+        rows, columns = shape
+        blocks = random.integers(0, 256, (rows, columns // 32, 18), np.uint8)
+        blocks[..., :2] = np.array([_STANDARD_DEVIATION / 4], "<f2").view(np.uint8)  # of numbers from -8 to 7
+        return blocks.reshape(rows, -1)
+
     for name, shape in shapes.items():
         if len(shape) == 1:
             writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
-            continue
-        values = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
-        kind = gguf.GGMLQuantizationType.BF16
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{name}.weight", values(shape), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

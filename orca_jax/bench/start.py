@@ -2,7 +2,8 @@
 
 Each start is `python -m orca_jax.serve` in a new process. Flags after `--` are passed to it. The time begins with the
 creation of the process, so unlike the times that the server reports it includes the start of Python. The system's file
-cache is as it was found: the first start may read Python's files from the disk.
+cache is as it was found: the first start may read Python's files from the disk. Memory is that of all processes of the
+server: before the first request, at most until then, and after `--requests`.
 """
 
 import argparse
@@ -22,10 +23,12 @@ from typing import Any
 import httpx
 
 from orca_jax.assembly.choices import is_toy
+from orca_jax.bench.memory import resident_bytes
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.reporting import hardware, print_table
 
 POLL_SECONDS = 0.05  # between two calls of /health
+NUM_OUTPUT = 96  # tokens of each of `--requests`
 NAME = "measured"  # of the model in the API
 OWN_FLAGS = ("--model", "--host", "--port", "--uds", "--compile-cache", "--served-model-name", "--config")
 END_SECONDS = 30.0  # from SIGTERM to the end of a server
@@ -42,6 +45,9 @@ class ServerStart:
     from_cache: int
     phases: dict[str, float]  # seconds in each phase, reported by the server
     reported_s: float  # the server's own total
+    resident_gb: float = 0.0
+    peak_gb: float = 0.0
+    served_gb: float = 0.0  # resident after all requests
 
 
 def add_args(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +60,10 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=1800.0, metavar="SECONDS", help="longest time for a start (default: 1800)"
     )
     parser.add_argument(
+        "--requests", type=int, default=0, metavar="N",
+        help=f"requests of {NUM_OUTPUT} tokens after a start, one after the other (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
         "server_flags", nargs="*", metavar="MODEL -- FLAG", help="the same as --model, and further flags of the server"
     )
 
@@ -65,8 +75,9 @@ def run(args: argparse.Namespace) -> None:
         ConfigError: a flag is wrong.
         OrcaError: a server did not start.
     """
-    if args.repeat < 1:
-        raise ConfigError("repeat must be at least 1", param="repeat")
+    for name, least in {"repeat": 1, "requests": 0}.items():
+        if getattr(args, name) < least:
+            raise ConfigError(f"{name} must be at least {least}", param=name)
     if args.server_flags and not args.server_flags[0].startswith("-"):
         if args.model is not None:
             raise ConfigError("model cannot be combined with the word MODEL; leave one of them out", param="model")
@@ -79,21 +90,21 @@ def run(args: argparse.Namespace) -> None:
     cold, warm, sizes = [], [], []
     for _ in range(args.repeat):
         with tempfile.TemporaryDirectory() as cache:
-            cold.append(measure_start(args.model, cache, args.server_flags, args.timeout))
+            cold.append(measure_start(args.model, cache, args.server_flags, args.timeout, args.requests))
             sizes.append(size_of(Path(cache)))
-            warm.append(measure_start(args.model, cache, args.server_flags, args.timeout))
+            warm.append(measure_start(args.model, cache, args.server_flags, args.timeout, args.requests))
     result = {"cold": medians(cold), "warm": medians(warm)}
     for kind, figures in result.items():
         print_table(f"{args.model}, {kind} start, medians of {args.repeat}", _flat(figures))
     others = {"cache_bytes": statistics.median(sizes)}
     print_table("sizes", others)
-    config = {name: getattr(args, name) for name in ("model", "repeat", "server_flags")}
+    config = {name: getattr(args, name) for name in ("model", "repeat", "requests", "server_flags")}
     starts = {"cold": [asdict(start) for start in cold], "warm": [asdict(start) for start in warm]}
     print(json.dumps({**result, **others, "starts": starts, "hardware": hardware(), "config": config}))
 
 
-def measure_start(model: str, cache: str, flags: Sequence[str], timeout: float) -> ServerStart:
-    """Start a server, generate a token, and end the server.
+def measure_start(model: str, cache: str, flags: Sequence[str], timeout: float, requests: int = 0) -> ServerStart:
+    """Start a server, generate a token, send further requests, and end the server.
 
     Raises:
         OrcaError: the server ended, or was not ready in time.
@@ -111,9 +122,14 @@ def measure_start(model: str, cache: str, flags: Sequence[str], timeout: float) 
             try:
                 _wait_until_ready(process, http, begun + timeout)
                 ready = time.monotonic()
+                resident, peak = (resident_bytes(process.pid, most=most) for most in (False, True))
+                before = time.monotonic()
                 _first_token(http)
-                first = time.monotonic()
+                first = ready + time.monotonic() - before
                 start = http.get("/ready").json()["engine"]["start"]
+                for number in range(requests):
+                    _request(http, number)
+                served = resident_bytes(process.pid)
             except (httpx.HTTPError, LookupError, TimeoutError, ValueError) as error:
                 raise OrcaError(f"the server did not start: {error}; its log ends with: {_last_line(log)}") from None
             finally:
@@ -126,6 +142,9 @@ def measure_start(model: str, cache: str, flags: Sequence[str], timeout: float) 
         from_cache=start["from_cache"],
         phases=start["seconds"],
         reported_s=start["total"],
+        resident_gb=resident / 1e9,
+        peak_gb=peak / 1e9,
+        served_gb=served / 1e9,
     )
 
 
@@ -163,6 +182,12 @@ def _first_token(http: httpx.Client) -> None:
             if line.startswith("data: ") and json.loads(line.removeprefix("data: "))["choices"]:
                 return
     raise LookupError("a completion without a token")
+
+
+def _request(http: httpx.Client, number: int) -> None:
+    """Send a request whose prompt no other one has, and wait for its answer."""
+    body = {"model": NAME, "prompt": f"{number} things that I like:", "max_tokens": NUM_OUTPUT, "ignore_eos": True}
+    http.post("/v1/completions", json=body).raise_for_status()
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

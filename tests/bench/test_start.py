@@ -1,6 +1,7 @@
 """Starts of a server: medians by hand, wrong flags, and the whole benchmark with the toy."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,13 @@ def test_medians_are_of_each_figure() -> None:
     starts = [ServerStart(n, 9 - n, 0.5, 16, 12, {"import": n, "load": 2 * n}, n) for n in (1.0, 5.0, 2.0)]
     assert medians(starts) == {
         "ready_s": 2, "first_token_s": 7, "load_average": 0.5, "programs": 16, "from_cache": 12, "reported_s": 2,
-        "phases": {"import": 2, "load": 4},
+        "resident_gb": 0, "peak_gb": 0, "served_gb": 0, "phases": {"import": 2, "load": 4},
     }  # fmt: skip
 
 
 def test_start_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--max-num-seqs", "4", "--no-log-requests"]
-    assert main(["start", "--timeout", "60", "preset:toy", "--", *flags]) == 0
+    assert main(["start", "--timeout", "60", "--requests", "2", "preset:toy", "--", *flags]) == 0
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
     for kind in ("cold", "warm"):
@@ -29,6 +30,8 @@ def test_start_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) ->
         assert list(figures["phases"]) == list(START_PHASES)
         assert 0 < figures["phases"]["import"] <= figures["reported_s"] <= figures["ready_s"]
         assert figures["ready_s"] < figures["first_token_s"]
+        if sys.platform == "linux":  # two processes of Python at least
+            assert 0.02 < figures["resident_gb"] <= figures["peak_gb"] < 2 > figures["served_gb"] > 0.02
         assert [start["phases"] for start in result["starts"][kind]] == [figures["phases"]]
     assert result["cache_bytes"] == 0 and result["config"]["server_flags"] == flags
     assert isinstance(result["hardware"]["cpu_flags"], list)
@@ -38,6 +41,7 @@ def test_start_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) ->
     ("flags", "message"),
     [
         (["--repeat", "0"], "repeat must be at least 1"),
+        (["--requests", "-1"], "requests must be at least 0"),
         (["--", "--port=3"], "--port is set by this benchmark"),
         (["preset:toy", "--model", "preset:toy"], "model cannot be combined with the word MODEL"),
         (

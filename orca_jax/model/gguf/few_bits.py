@@ -8,8 +8,7 @@ import numpy as np
 from orca_jax.kernels.native import PackedBits
 from orca_jax.model.packed.bits import BitsForm
 
-_BYTES_OF_4 = [0, 4, 1, 5], [2, 6, 3, 7]  # inputs in the low and the high bits of the bytes of a word
-_BYTES_OF_8 = [0, 2, 1, 3]
+_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
 class _Parts(NamedTuple):
@@ -22,13 +21,23 @@ class _Parts(NamedTuple):
 
 
 def _halves(blocks: np.ndarray, begin: int) -> np.ndarray:
-    return np.ascontiguousarray(blocks[..., begin : begin + 2]).view(np.float16)
+    return np.ascontiguousarray(blocks[..., begin : begin + 2].view(np.float16))
+
+
+def _sixteens(stored: np.ndarray) -> np.ndarray:
+    """A copy of bytes [..., 16 n] as uint64 [..., n, 2]. NumPy moves 16 bytes at once as a complex number."""
+    return np.ascontiguousarray(stored.view(np.complex128)).view(np.uint64).reshape(*stored.shape[:-1], -1, 2)
 
 
 def _nibbles(stored: np.ndarray, size: int) -> np.ndarray:
     """The numbers of bytes: the low halves of each `size` bytes come before their high halves."""
-    groups = stored.reshape(*stored.shape[:2], -1, size)
-    return np.concatenate([groups & 15, groups >> 4], axis=-1).reshape(*stored.shape[:2], -1)
+    eights = _sixteens(stored)
+    numbers = np.empty((*stored.shape[:2], stored.shape[2] // size, 2, size // 16), np.complex128)
+    numbers[..., 0, :] = (eights & _NIBBLES).view(np.complex128).reshape(numbers[..., 0, :].shape)
+    eights >>= np.uint64(4)
+    eights &= _NIBBLES
+    numbers[..., 1, :] = eights.view(np.complex128).reshape(numbers[..., 1, :].shape)
+    return numbers.view(np.uint8).reshape(*stored.shape[:2], -1)
 
 
 def _fifth_bits(stored: np.ndarray) -> np.ndarray:
@@ -53,7 +62,8 @@ def _q5_1(blocks: np.ndarray) -> _Parts:
 
 
 def _q8_0(blocks: np.ndarray) -> _Parts:
-    return _Parts(blocks[..., 2:] ^ 0x80, _halves(blocks, 0))
+    numbers = _sixteens(blocks[..., 2:]) ^ np.uint64(0x8080808080808080)
+    return _Parts(numbers.view(np.uint8).reshape(*blocks.shape[:2], -1), _halves(blocks, 0))
 
 
 def _q4_k(blocks: np.ndarray) -> _Parts:
@@ -126,12 +136,12 @@ def packed_blocks(rows: np.ndarray, kind: BlockKind, width: int) -> PackedBits:
 
 def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
     """The words of each output; see `PackedBits`."""
-    rows, (low, high) = len(numbers), _BYTES_OF_4
+    rows = len(numbers)
     if bits == 8:
-        found = numbers.reshape(rows, -1, 4)[..., _BYTES_OF_8]
-        return np.ascontiguousarray(found).view(np.uint32)
-    eights = numbers.reshape(rows, -1, 8) & 15
-    words = np.ascontiguousarray(eights[..., low] | eights[..., high] << 4).view(np.uint32)
+        fours = numbers.view(np.uint32)
+        middle = (fours & np.uint32(0xFF00)) << np.uint32(8) | (fours & np.uint32(0xFF0000)) >> np.uint32(8)
+        return (fours & np.uint32(0xFF0000FF)) | middle
+    words = _words_of_4(numbers if bits == 4 else numbers & 15)
     if bits == 4:
         return words
     size = 16 if bits == 6 else 32  # inputs whose words are together
@@ -143,6 +153,19 @@ def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
         fours = rest.reshape(*rest.shape[:2], 4, 4)
         last = fours[..., 0] | fours[..., 1] << 2 | fours[..., 2] << 4 | fours[..., 3] << 6
     return np.concatenate([words.reshape(*rest.shape[:2], -1), np.ascontiguousarray(last).view(np.uint32)], axis=-1)
+
+
+def _words_of_4(numbers: np.ndarray) -> np.ndarray:
+    """The words of 8 numbers: from a byte for each of 0 to 7, bytes of 0 and 2, 4 and 6, 1 and 3, 5 and 7."""
+    eights = numbers.view(np.uint64)
+    pairs = eights >> np.uint64(12)
+    pairs |= eights  # bytes 0, 1, 4 and 5 have a number in either half
+    even, odd = pairs & np.uint64(0xFF000000FF), pairs & np.uint64(0xFF000000FF00)
+    words = even >> np.uint64(24)
+    words |= even
+    words |= odd << np.uint64(8)
+    words |= odd >> np.uint64(16)
+    return words.astype(np.uint32)
 
 
 def _by_columns(rows: np.ndarray, width: int) -> np.ndarray:

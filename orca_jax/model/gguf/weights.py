@@ -28,7 +28,7 @@ from orca_jax.model.experts import Experts
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.expert_stacks import MOST_EXPERTS
-from orca_jax.model.files.stripes import read_exactly
+from orca_jax.model.files.stripes import DTYPES, STRIPE_BYTES, aligned_empty, read_exactly
 from orca_jax.model.gguf.config import FREQUENCIES, Architecture, architecture_of
 from orca_jax.model.gguf.few_bits import BLOCK_KINDS, BlockKind, packed_blocks
 from orca_jax.model.layers import Linear, Table
@@ -50,7 +50,7 @@ _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
 @dataclass(frozen=True, eq=False)
 class GgufMatrix:
-    """A vector or matrix of a GGUF file as float32, less `offset`.
+    """A vector or matrix of a GGUF file, less `offset`: in its own type if that has no bits to dequantise, or float32.
 
     `permutation` has the stored row of each row, or in a vector the stored column of each column.
     """
@@ -61,7 +61,9 @@ class GgufMatrix:
     permutation: np.ndarray | None = None
     offset: float = 0.0
 
-    dtype = np.dtype(np.float32)
+    @cached_property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32) if self.offset else DTYPES.get(self.tensor.kind.name, np.dtype(np.float32))
 
     @property
     def num_rows(self) -> int:
@@ -80,21 +82,31 @@ class GgufMatrix:
         return self.tensor.part, self.tensor.begin
 
     def read_into(self, start: int, values: np.ndarray) -> None:
-        """Dequantise the rows from `start` on into a contiguous matrix. Raises OSError."""
-        from gguf import dequantize
-
+        """Read the rows from `start` on, dequantised, into a contiguous matrix. Raises OSError."""
         needed = np.arange(start, start + len(values))
         is_matrix = len(self.tensor.shape) > 1
         if self.permutation is not None and is_matrix:
             needed = self.permutation[needed]
+        elif self.tensor.kind.name in DTYPES and not self.offset and self.permutation is None:
+            read_exactly(self.descriptor, self.tensor.begin + start * self.tensor.row_bytes, values)
+            return
         first, row_bytes = int(needed.min()), self.tensor.row_bytes
         rows = np.empty((int(needed.max()) + 1 - first, row_bytes), np.uint8)
         read_exactly(self.descriptor, self.tensor.begin + first * row_bytes, rows)
         if self.permutation is not None and is_matrix:
             rows = rows[needed - first]
-        found = dequantize(rows, self.tensor.kind)
+        found = self._numbers(rows)
         values[:] = found if self.permutation is None or is_matrix else found[:, self.permutation]
-        values -= np.float32(self.offset)
+        if self.offset:
+            values -= np.float32(self.offset)
+
+    def _numbers(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers that bytes of the file stand for."""
+        if (dtype := DTYPES.get(self.tensor.kind.name)) is not None:
+            return rows.view(dtype)
+        from gguf import dequantize
+
+        return dequantize(rows, self.tensor.kind)
 
 
 class GgufShape(NamedTuple):
@@ -290,29 +302,40 @@ def _read_bits(
     name: str, found: Sequence[_StoredMatrix], descriptors: Sequence[int], leaves: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Array]:
     """The parameters of a packed matrix, or of a stack of them. Raises OSError."""
-    *_, blocks, _, width = leaves[f"{name}.words"].shape
-    arrays: dict[str, np.ndarray] = {}
+    held = {part: leaves[f"{name}.{part}"] for part in _PARTS if f"{name}.{part}" in leaves}
+    *_, blocks, _, width = held["words"].shape
+    arrays = {part: aligned_empty((len(found), *leaf.shape[-3:]), np.dtype(leaf.dtype)) for part, leaf in held.items()}
     for index, matrix in enumerate(found):
-        rows = _stored_rows(matrix, descriptors[matrix.tensor.part], blocks * width)
-        packed = packed_blocks(rows, matrix.kind, width)
-        for part in _PARTS:
-            values = getattr(packed, part)
-            if values is not None:
-                arrays.setdefault(part, np.empty((len(found), *values.shape), values.dtype))[index] = values
-    shaped = {f"{name}.{part}": array for part, array in arrays.items()}
+        for first, rows in _stored_rows(matrix, descriptors[matrix.tensor.part], blocks, width):
+            packed = packed_blocks(rows, matrix.kind, width)
+            for part, array in arrays.items():
+                array[index, first : first + len(rows) // width] = getattr(packed, part)
     return {
-        key: jax.device_put(array.reshape(leaves[key].shape), leaves[key].sharding) for key, array in shaped.items()
+        f"{name}.{part}": jax.device_put(array.reshape(held[part].shape), held[part].sharding)
+        for part, array in arrays.items()
     }
 
 
-def _stored_rows(matrix: _StoredMatrix, descriptor: int, outputs: int) -> np.ndarray:
-    """The bytes of each output. Those of a table beyond the stored ones are zeros. Raises OSError."""
-    tensor = matrix.tensor
-    rows = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
-    read_exactly(descriptor, tensor.begin, rows)
-    rows = rows if matrix.order is None else rows[matrix.order]
-    padding = np.zeros((outputs - len(rows), tensor.row_bytes), np.uint8)
-    return np.concatenate([rows, padding]) if len(padding) else rows
+def _stored_rows(
+    matrix: _StoredMatrix, descriptor: int, num_blocks: int, width: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the bytes of some blocks of `width` outputs after the number of the first one. Raises OSError.
+
+    They are few enough for the caches of a processor. The outputs of a table beyond the stored ones are zeros.
+    """
+    tensor, order = matrix.tensor, matrix.order
+    each = max(1, STRIPE_BYTES // 4 // (tensor.shape[-1] * width)) * width
+    whole = None
+    if order is not None:
+        whole = np.empty((tensor.shape[0], tensor.row_bytes), np.uint8)
+        read_exactly(descriptor, tensor.begin, whole)
+    for start in range(0, num_blocks * width, each):
+        rows = np.zeros((min(each, num_blocks * width - start), tensor.row_bytes), np.uint8)
+        if whole is not None:
+            rows[:] = whole[order[start : start + each]]
+        elif (stored := min(each, tensor.shape[0] - start)) > 0:
+            read_exactly(descriptor, tensor.begin + start * tensor.row_bytes, rows[:stored])
+        yield start // width, rows
 
 
 def permuted_rows(num_rows: int, head_dim: int) -> np.ndarray:

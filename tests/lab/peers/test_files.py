@@ -48,11 +48,13 @@ def test_ratios_are_of_speeds() -> None:
     assert files.ratios_of(rounds) == {"streams_1": [1.0, 1.5, 4.0], "next_turn_ms": [2.0, 2.0, 2.0]}
 
 
-def test_a_random_file_is_a_model_with_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"WIDTH": 64, "LAYERS": 2, "HEADS": 4, "KV_HEADS": 2, "INNER": 96, "VOCABULARY": 400, "POSITIONS": 128}
-    for name, value in sizes.items():
-        monkeypatch.setattr(random_file, name, value)
-    path = random_file.random_file("BF16", tmp_path, tmp_path / "none")
+@pytest.mark.parametrize(("kind", "name"), [("BF16", "_SMALL_SHAPE"), (random_file.LARGE, "_LARGE_SHAPE")])
+def test_a_random_file_is_a_model_with_a_tokenizer(
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = random_file._Shape(64, layers=2, heads=4, kv_heads=2, inner=96, vocabulary=400, positions=128)
+    monkeypatch.setattr(random_file, name, shape)
+    path = random_file.random_file(kind, tmp_path, tmp_path / "none")
     config = read_model_config(path)
     assert (config.embed_dim, config.num_layers, config.num_kv_heads, config.vocab_size) == (64, 2, 2, 400)
     assert config.tied_embeddings and config.max_positions == 128
