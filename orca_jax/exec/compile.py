@@ -6,7 +6,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -209,8 +209,10 @@ def compile_all[K: tuple[str, int]](
             if program is not None:
                 done(key, program)
         num_stored = len(programs)
-        missing = [key for key in lower if key not in programs]
-        compiled = {threads.submit(compile_and_save, key, trace(key)): key for key in missing}
+        compiled = dict[Future[jax.stages.Compiled], K]()
+        for key in [key for key in lower if key not in programs]:
+            progress(len(programs), len(lower))  # may raise an error: the programs are not needed any more
+            compiled[threads.submit(compile_and_save, key, trace(key))] = key
         for future in as_completed(compiled):
             done(compiled[future], future.result())
         times.count(len(programs), num_stored + counter.from_cache)

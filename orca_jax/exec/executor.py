@@ -62,7 +62,8 @@ class JaxExecutor:
         stages: the stages of the model, in their order, those of other processes included.
         model: all stages of it.
         config: shapes, for the finite set of programs.
-        progress: called before the first compilation and after each, with the number compiled so far and the total.
+        progress: called before each program is traced and after each compilation, with the number compiled so far and
+            the total.
         greedy_only: compile the greedy sampler of the largest width alone. For measurements: a start takes less time.
         ahead: the programs for the same model, configuration and mesh, if their compilation began before.
         times: takes the phases of the start and the number of programs.
@@ -300,11 +301,7 @@ class JaxExecutor:
         """
         shapes, config, times = self._shapes, self.config, LaunchTimes()
         sizes = measured_sizes(config.buckets, skips_padding=shapes.skips_padding)
-        known = shapes.known_times
-        most = known.largest if known is not None else 0
-        if known is not None and most < sizes[-1] and not is_enough(most, known.of_layers(most)):
-            known = None  # of a start with a shorter target
-        ran = set[int]()
+        known, ran = shapes.known_times, set[int]()
         for size in sizes:
             bucket = bucket_for(config.buckets, size)
             if not self._last.has_layers(bucket):
@@ -314,11 +311,13 @@ class JaxExecutor:
             repeats = 2 if size <= config.num_rows else 1  # the first run of more rows takes memory for their pages
             launch = Launch.of_nothing(times.measure_layers(size, run, repeats))
             ran |= {bucket}
+            if known is not None:
+                known, most = known.as_now(times), known.largest
+                if most == sizes[-1] or is_enough(most, known.of_layers(most)):
+                    break
+                known = None  # of a start with a shorter target, or beside other programs: a larger size may be quick
             if shapes.may_skip_runs and is_enough(size, times.of_layers(size)):
                 break
-            if known is not None and known.agrees(times):
-                break
-        is_known = known is not None and known.agrees(times)
         for bucket in sorted(ran) if shapes.adapted_layouts else ():
             self._run_layers(bucket, probe(shapes.adapted_layouts[bucket], config), True)
         if config.copies_blocks:
@@ -327,8 +326,8 @@ class JaxExecutor:
         if config.lora is not None:
             self._write_adapter(0, zero_values(self._model, config.lora, config.dtype))
         if self.has_results:
-            self._measure_samplers(times, launch, is_known=is_known)
-        if known is not None and is_known:
+            self._measure_samplers(times, launch, is_known=known is not None)
+        if known is not None:
             return known
         shapes.keep_times(times)
         return times

@@ -32,10 +32,19 @@ class LaunchTimes:
         """The times, for `from_bytes`."""
         return json.dumps({"layers": self._of_bucket, "samplers": [self._of_plain, self._of_slowest]}).encode()
 
-    def agrees(self, others: "LaunchTimes") -> bool:
-        """True if these times are no longer than `others`, apart from noise, in the launches that both have."""
-        both = self._of_bucket.keys() & others._of_bucket.keys()
-        return bool(both) and all(self._of_bucket[each] <= _BUSY * others._of_bucket[each] for each in both)
+    def as_now(self, now: "LaunchTimes") -> "LaunchTimes":
+        """These times, shortened if a launch of `now` takes clearly less: other programs ran while they were measured.
+
+        `now` has one of the measured sizes.
+        """
+        size = min(now._of_bucket)
+        ratio = now._of_bucket[size] / self._of_bucket[size]
+        if ratio * _BUSY >= 1:
+            return self
+        times = LaunchTimes()
+        times._of_bucket = {each: ratio * seconds for each, seconds in self._of_bucket.items()}
+        times._of_plain, times._of_slowest = ratio * self._of_plain, ratio * self._of_slowest
+        return times
 
     @property
     def largest(self) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from orca_jax.assembly.resolve import cache_directory
-from orca_jax.exec.compile import CompileCounter, compile_cache, compile_one, compiler_options
+from orca_jax.exec.compile import CompileCounter, compile_all, compile_cache, compile_one, compiler_options
+from orca_jax.exec.program_store import ProgramStore
+from orca_jax.startup import StartTimes
 from tests.users import as_user, needs_root, reachable_folder
 
 
@@ -116,3 +119,22 @@ def test_programs_from_the_cache_are_counted(tmp_path: Path) -> None:
         found.append((counter.count, counter.from_cache))
         counter.close()
     assert found == [(1, 0), (1, 1)]
+
+
+def test_an_error_in_progress_ends_the_tracing() -> None:
+    """A start that has failed elsewhere needs no more programs."""
+    traced: list[int] = []
+
+    def lowering(number: int) -> jax.stages.Lowered:
+        traced.append(number)
+        return jax.jit(lambda x: x + number).lower(jnp.ones(3))
+
+    def progress(done: int, total: int) -> None:
+        if len(traced) == 2:
+            raise InterruptedError
+
+    mesh = jax.make_mesh((1,), ("tensor",), devices=jax.devices()[:1])
+    lower = {("layers", number): partial(lowering, number) for number in range(5)}
+    with pytest.raises(InterruptedError):
+        compile_all(lower, {}, ProgramStore(None, mesh, None), progress, StartTimes())
+    assert traced == [0, 1]

@@ -106,7 +106,7 @@ PROMPT = [5, 17, 250, 3, 99]
 
 @few
 def test_one_sampler_is_enough_for_greedy_requests(executor: JaxExecutor, program_cache: str) -> None:
-    """A measurement starts in less time; progress is reported at the beginning and after each program."""
+    """A measurement starts in less time; progress is reported before each program is traced and after it is made."""
     done: list[tuple[int, int]] = []
     decoder, mesh = decoder_on(1)
     config = replace(executor.config, buckets=(8,))
@@ -114,7 +114,7 @@ def test_one_sampler_is_enough_for_greedy_requests(executor: JaxExecutor, progra
     progress: Progress = lambda *counts: done.append(counts)  # noqa: E731
     quick = JaxExecutor([StageModel(decoder, mesh)], MODEL, config, progress, greedy_only=True, times=times)
     assert {kind for kind, _ in quick.stages[0].programs} == {"layers", "greedy"}
-    assert done == [(0, 2), (1, 2), (2, 2)]
+    assert done == sorted(done) and set(done) == {(0, 2), (1, 2), (2, 2)}
     report = times.report()
     assert report.programs == 2 and all(report.seconds[phase] > 0 for phase in ("trace", "compile", "warm_up"))
     assert generate(quick, PROMPT, 3) == generate(executor, PROMPT, 3)
@@ -247,11 +247,7 @@ def test_a_compile_while_serving_is_counted_and_strictly_an_error(program_cache:
 
 
 @few
-@pytest.mark.parametrize(("busy", "again"), [(float("inf"), [4, 4]), (0.0, [4, 4, 8])])
-def test_a_later_start_runs_the_smallest_size(
-    busy: float, again: list[int], program_cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It runs all sizes again if the stored times are longer than those of now."""
+def test_a_later_start_runs_the_smallest_size(program_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ran, run, kept = list[int](), JaxExecutor._run_layers, dict[str, bytes]()
 
     def noting(executor: JaxExecutor, bucket: int, *args: Any) -> jax.Array:
@@ -259,16 +255,15 @@ def test_a_later_start_runs_the_smallest_size(
         return run(executor, bucket, *args)
 
     monkeypatch.setattr(JaxExecutor, "_run_layers", noting)
-    monkeypatch.setattr(expected, "_BUSY", busy)
+    monkeypatch.setattr(expected, "_BUSY", float("inf"))
     monkeypatch.setattr(ProgramStore, "read", lambda store, name: kept.get(name))
     monkeypatch.setattr(ProgramStore, "write", lambda store, name, content: kept.update({name: content}))
     first = make_executor(program_cache)
     assert ran == [4, 4, 8], "runs of few rows are short, so there are two"
     ran.clear()
     second = make_executor(program_cache)
-    assert ran == again and second.launch_seconds.keys() == {4, 8}
-    if busy:
-        assert second.launch_seconds == first.launch_seconds and second.stats.compiles == first.stats.compiles
+    assert ran == [4, 4]
+    assert second.launch_seconds == first.launch_seconds and second.stats.compiles == first.stats.compiles
     assert generate(second, PROMPT, 2) == generate(first, PROMPT, 2)
     first.close()
     second.close()

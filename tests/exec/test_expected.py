@@ -53,3 +53,12 @@ def test_the_shortest_time_of_a_launch_counts(monkeypatch: pytest.MonkeyPatch) -
     kept = LaunchTimes.from_bytes(times.to_bytes())
     assert kept is not None and kept.usual() == times.usual() and kept.longest((8,), 2.0) == {8: 4.0}
     assert LaunchTimes.from_bytes(None) is None
+
+
+@pytest.mark.parametrize(("now", "large"), [(1.7, 40.0), (9.0, 40.0), (0.5, 10.0)])
+def test_times_of_a_busy_machine_shrink_with_the_smallest_launch(now: float, large: float) -> None:
+    """A launch of one token took 2 s, and one of 64 took 40 s."""
+    stored = LaunchTimes.from_bytes(b'{"layers": {"1": 2.0, "64": 40.0}, "samplers": [0, 0]}')
+    found = LaunchTimes.from_bytes(f'{{"layers": {{"1": {now}}}, "samplers": [0, 0]}}'.encode())
+    assert stored is not None and found is not None
+    assert stored.as_now(found).of_layers(64) == large
