@@ -138,9 +138,9 @@ def _words(numbers: np.ndarray, bits: int) -> np.ndarray:
     """The words of each output; see `PackedBits`."""
     rows = len(numbers)
     if bits == 8:
-        fours = numbers.view(np.uint32)
-        middle = (fours & np.uint32(0xFF00)) << np.uint32(8) | (fours & np.uint32(0xFF0000)) >> np.uint32(8)
-        return (fours & np.uint32(0xFF0000FF)) | middle
+        words = numbers.view(np.uint32)
+        middle = (words & np.uint32(0xFF00)) << np.uint32(8) | (words & np.uint32(0xFF0000)) >> np.uint32(8)
+        return (words & np.uint32(0xFF0000FF)) | middle
     words = _words_of_4(numbers if bits == 4 else numbers & 15)
     if bits == 4:
         return words
@@ -161,11 +161,11 @@ def _words_of_4(numbers: np.ndarray) -> np.ndarray:
     pairs = eights >> np.uint64(12)
     pairs |= eights  # bytes 0, 1, 4 and 5 have a number in either half
     even, odd = pairs & np.uint64(0xFF000000FF), pairs & np.uint64(0xFF000000FF00)
-    words = even >> np.uint64(24)
-    words |= even
-    words |= odd << np.uint64(8)
-    words |= odd >> np.uint64(16)
-    return words.astype(np.uint32)
+    pairs = even >> np.uint64(24)
+    pairs |= even
+    pairs |= odd << np.uint64(8)
+    pairs |= odd >> np.uint64(16)
+    return pairs.astype(np.uint32)
 
 
 def _by_columns(rows: np.ndarray, width: int) -> np.ndarray:

@@ -331,7 +331,7 @@ def _stored_rows(
         read_exactly(descriptor, tensor.begin, whole)
     for start in range(0, num_blocks * width, each):
         rows = np.zeros((min(each, num_blocks * width - start), tensor.row_bytes), np.uint8)
-        if whole is not None:
+        if whole is not None and order is not None:
             rows[:] = whole[order[start : start + each]]
         elif (stored := min(each, tensor.shape[0] - start)) > 0:
             read_exactly(descriptor, tensor.begin + start * tensor.row_bytes, rows[:stored])
