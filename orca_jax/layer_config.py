@@ -18,6 +18,7 @@ MixerName = Literal[
     "attention_mamba",
     "no_mixer",
 ]  # see model/mixers
+INT4_GROUP = 32  # inputs of a matrix that share a scale of int4
 MlpName = Literal["mlp", "dense_mlp", "no_mlp"]  # the second one is that of `ModelConfig.other_mlps`
 Residual = Literal["pre_norm", "post_norm", "both_norms", "parallel", "normed", "single"]  # see model/block.py
 PAGED_MIXERS: frozenset[MixerName] = frozenset({"attention", "wide_attention", "latent_attention", "attention_mamba"})

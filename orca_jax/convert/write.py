@@ -10,7 +10,7 @@ import jax
 
 from orca_jax.convert.source import CONFIG, Conversion
 from orca_jax.model.checkpoint import save_decoder
-from orca_jax.model.describe import QUANT_METHOD
+from orca_jax.model.describe import quantization_config
 from orca_jax.model.files.digests import write_digests
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.transformer import Decoder
@@ -55,7 +55,7 @@ def _described(job: Conversion, decoder: Decoder) -> str:
     if decoder.config.tied_embeddings != job.model.tied_embeddings:  # the weights have a head of their own
         changes["tie_word_embeddings"] = False
     if job.model.quantization is not None:
-        changes["quantization_config"] = {"quant_method": QUANT_METHOD, "weights": job.model.quantization}
+        changes["quantization_config"] = quantization_config(job.model.quantization)
     if not changes and job.source.is_dir():
         return (job.source / CONFIG).read_text(encoding="utf-8")
     return json.dumps({**job.values, **changes}, indent=2) + "\n"

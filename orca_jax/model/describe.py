@@ -12,6 +12,7 @@ from orca_jax.bundled import PRESET_PREFIX, is_gguf, is_preset
 from orca_jax.checks import json_value, short
 from orca_jax.config import DType, ModelConfig, Quantization
 from orca_jax.errors import ConfigError
+from orca_jax.layer_config import INT4_GROUP
 from orca_jax.model.families import FAMILIES
 from orca_jax.model.families.keys import check_keys, resolve_aliases
 from orca_jax.model.families.values import token_ids
@@ -132,12 +133,21 @@ def take_quantization(hf: dict[str, Any]) -> tuple[dict[str, Any], Quantization 
     found = hf.get("quantization_config")
     if not isinstance(found, dict) or found.get("quant_method") != QUANT_METHOD:
         return hf, None
-    kind = found.get("weights")
-    if kind not in get_args(Quantization) or found.keys() != {"quant_method", "weights"}:
-        kinds = ", ".join(get_args(Quantization))
-        message = f"config.json: quantization_config {short(found)} must have weights, one of {kinds}, and nothing else"
-        raise ConfigError(f"{message}: convert the model again", param="quantization_config")
+    kinds: tuple[Quantization, ...] = get_args(Quantization)
+    kind = next((kind for kind in kinds if found == quantization_config(kind)), None)
+    if kind is None:
+        message = (
+            f"config.json: quantization_config {short(found)} must have weights, one of {', '.join(kinds)}, for int4 "
+            f"a group_size of {INT4_GROUP}, and nothing else: convert the model again"
+        )
+        raise ConfigError(message, param="quantization_config")
     return {key: value for key, value in hf.items() if key != "quantization_config"}, kind
+
+
+def quantization_config(kind: Quantization) -> dict[str, object]:
+    """The entry of config.json beside quantised weights of our own."""
+    size = {"group_size": INT4_GROUP} if kind == "int4" else {}
+    return {"quant_method": QUANT_METHOD, "weights": kind, **size}
 
 
 def _check_end_tokens(name: str, tokens: tuple[int, ...], config: ModelConfig) -> None:

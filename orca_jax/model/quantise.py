@@ -2,8 +2,8 @@
 
     int8  values int8    [I, O], a scale for each output
     fp8   values float8  [I, O], e4m3, a scale for each output
-    int4  values int8    [I / 2, O], inputs 2i and 2i + 1 in the low and the high four bits of a byte; a scale for
-                         each group of up to 128 inputs of an output
+    int4  values int8    [I / 2, O], inputs 2i and 2i + 1 in the low and the high four bits of a byte; a scale in
+                         float16 for each group of up to 32 inputs of an output
 
 Tables of the vocabulary are int8 in every kind, with a scale for each row. Activations keep their type. A scale follows
 from whole columns of a matrix, before it is split over devices, so the values do not depend on the mesh.
@@ -65,18 +65,27 @@ def quantise(weight: Float[Array, "*layers I O"], kind: Quantization) -> Quantis
 
 
 def _four_bits(weight: Float[Array, "I O"]) -> Quantised:
-    """The number of largest magnitude in a group becomes -8, so that all sixteen values are in use."""
+    """First the number of largest magnitude in a group becomes -8, so that all sixteen values are in use.
+
+    Then the scale is the best one for these values, by least squares, and all numbers are rounded again.
+    """
     inputs, outputs = weight.shape
     groups = weight.reshape(-1, group_size(inputs), outputs)
     least, most = groups.min(axis=1), groups.max(axis=1)
-    scale = _not_zero(jnp.where(most > -least, most, least) / -_LARGEST["int4"])
-    values = jnp.clip(jnp.round(groups / scale[:, None]), -8, 7).astype(jnp.int8).reshape(-1, 2, outputs)
+
+    def rounded(scale: Float[Array, "G O"]) -> Float[Array, "G S O"]:
+        return jnp.clip(jnp.round(groups / scale[:, None]), -8, 7)
+
+    first = rounded(_not_zero(jnp.where(most > -least, most, least) / -_LARGEST["int4"]))
+    fitted = (groups * first).sum(axis=1) / jnp.maximum(jnp.square(first).sum(axis=1), 1)
+    scale = _not_zero(fitted.astype(jnp.float16))
+    values = rounded(scale.astype(jnp.float32)).astype(jnp.int8).reshape(-1, 2, outputs)
     packed = (values[:, 0] & 15) | (values[:, 1] << 4)
     return Quantised(packed, scale)
 
 
 def _not_zero(scale: Float[Array, "*any"]) -> Float[Array, "*any"]:
-    return jnp.where(scale == 0, 1.0, scale)
+    return jnp.where(scale == 0, jnp.ones_like(scale), scale)
 
 
 def quantise_rows(table: Float[Array, "V E"]) -> Quantised:
@@ -228,7 +237,8 @@ def expand(weight: Quantised, kind: Quantization, dtype: jnp.dtype) -> Float[Arr
     values = jnp.stack(lanes(weight.values), axis=-2).astype(jnp.float32)  # [*layers, J, 2, O]
     *layers, inputs, _, outputs = values.shape
     groups = values.reshape(*layers, weight.scale.shape[-2], -1, outputs)
-    return (groups * weight.scale[..., None, :]).reshape(*layers, 2 * inputs, outputs).astype(dtype)
+    scale = weight.scale[..., None, :].astype(jnp.float32)
+    return (groups * scale).reshape(*layers, 2 * inputs, outputs).astype(dtype)
 
 
 def few_bits(weight: Quantised, form: str) -> FewBits:

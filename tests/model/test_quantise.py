@@ -25,7 +25,7 @@ from orca_jax.kernels.matmul import Quantised, group_size, quantised_matmul, who
 from orca_jax.kernels.matmul.blocks import BLOCK
 from orca_jax.model import weights
 from orca_jax.model.checkpoint import save_decoder
-from orca_jax.model.describe import QUANT_METHOD, config_from_hf, read_model_config
+from orca_jax.model.describe import QUANT_METHOD, config_from_hf, quantization_config, read_model_config
 from orca_jax.model.load import load_decoder, random_decoder
 from orca_jax.model.orbax_files import PARAMS
 from orca_jax.model.parameters import flat_parameters, stored_shape
@@ -47,7 +47,7 @@ KINDS: tuple[Quantization, ...] = get_args(Quantization)
 MOSTLY_SLOW = [kind if kind == "int4" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 LLAMA = "llama-8-heads-2-groups"
 # Largest difference between a weight and its stored value, relative to the largest weight of its scale.
-STEPS = {"int8": 0.5 / 127, "fp8": 1 / 16, "int4": 1 / 8}
+STEPS = {"int8": 0.5 / 127, "fp8": 1 / 16, "int4": 1 / 4}
 
 
 def weight(inputs: int = 256, outputs: int = 24) -> jax.Array:
@@ -79,6 +79,16 @@ def test_values_are_close_to_the_weights(kind: Quantization) -> None:
 def test_four_bits_use_all_sixteen_values() -> None:
     stored = np.asarray(in_kind(weight(), "int4").values)
     assert set((stored >> 4).ravel().tolist()) == set(range(-8, 8))
+
+
+def test_scales_of_four_bits_are_nearer_than_those_of_the_largest_numbers() -> None:
+    given = weight(512)
+    groups = np.asarray(given).reshape(-1, 32, 24)
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=1)[:, None], axis=1) / -8
+    plain = np.clip(np.round(groups / largest), -8, 7) * largest
+    found = numbers(in_kind(given, "int4"), "int4").reshape(groups.shape)
+    errors = [np.square(each - groups).sum(axis=1) for each in (found, plain)]
+    assert (errors[0] < 1.01 * errors[1]).all() and errors[0].sum() < 0.97 * errors[1].sum()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -174,7 +184,7 @@ def test_random_weights_are_those_of_the_plain_model(kind: Quantization) -> None
 def test_quantised_files_are_read_as_they_are(plain: Path, kind: Quantization, tmp_path: Path) -> None:
     decoder = load(plain, kind, 1)
     save_decoder(decoder, tmp_path, "float32")
-    own = {"quantization_config": {"quant_method": QUANT_METHOD, "weights": kind}}
+    own = {"quantization_config": quantization_config(kind)}
     (tmp_path / "config.json").write_text(json.dumps({**json.loads((plain / "config.json").read_text()), **own}))
     assert read_model_config(tmp_path).quantization == kind
     for devices in (1, 4):
@@ -201,7 +211,15 @@ def test_files_of_another_kind_are_refused(plain: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [{"weights": "int7"}, {}, {"weights": ["int8"]}, {"weights": "int8", "group_size": 32}], ids=str
+    "found",
+    [
+        {"weights": "int7"},
+        {},
+        {"weights": ["int8"]},
+        {"weights": "int8", "group_size": 32},
+        {"weights": "int4"},  # of earlier versions, with groups of 128
+    ],
+    ids=str,
 )
 def test_unknown_kinds_in_config_json_are_refused(found: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="must have weights, one of int8, int4, fp8") as caught:

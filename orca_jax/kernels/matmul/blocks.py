@@ -22,26 +22,25 @@ def multiply(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, spli
     values = weight.values.reshape(splits, -1, weight.values.shape[-1])  # [S, J, O]
     inputs = x.reshape(x.shape[0], splits, -1, per_row).transpose(3, 1, 0, 2)  # [per_row, S, T, J]
     rows = values.shape[1]
-    size = group_size(x.shape[1], splits) // 2 if kind == "int4" else min(rows, BLOCK)
+    size = min(rows, BLOCK)
+    each = group_size(x.shape[1], splits) // 2  # rows of a group of int4; divides BLOCK
+    if kind == "int4":
+        scale = jnp.repeat(weight.scale, rows * splits // each // len(weight.scale), axis=0)
+        scale = scale.reshape(splits, -1, scale.shape[1])  # [S, G, O]
 
-    scale = weight.scale
-    if kind == "int4":  # [S, G, O]
-        scale = jnp.repeat(scale, rows * splits // size // len(scale), axis=0).reshape(splits, -1, scale.shape[1])
-
-    def block(index: Array | int, size: int) -> Float[Array, "S T O"]:
-        start = index * size
+    def block(start: Array | int, size: int) -> Float[Array, "S T O"]:
         converted = _on_cpu(lax.dynamic_slice_in_dim(values, start, size, axis=1), kind, x.dtype)
+        if kind == "int4":
+            factors = lax.dynamic_slice_in_dim(scale, start // each, size // each, axis=1)
+            factors = jnp.repeat(factors.astype(jnp.float32), each, axis=1)
+            converted = tuple((lane.astype(jnp.float32) * factors).astype(x.dtype) for lane in converted)
         pairs = zip(lax.dynamic_slice_in_dim(inputs, start, size, axis=3), converted, strict=True)
-        total = sum((dot("stj,sjo->sto", *pair) for pair in pairs), start=jnp.float32(0))
-        if kind != "int4":
-            return total
-        return total * lax.dynamic_slice_in_dim(scale, index, 1, axis=1)
+        return sum((dot("stj,sjo->sto", *pair) for pair in pairs), start=jnp.float32(0))
 
     total = jnp.zeros((splits, x.shape[0], values.shape[2]), jnp.float32)
-    total = lax.fori_loop(0, rows // size, lambda index, total: total + block(index, size), total)
+    total = lax.fori_loop(0, rows // size, lambda index, total: total + block(index * size, size), total)
     if rest := rows % size:
-        converted = _on_cpu(values[:, rows - rest :], kind, x.dtype)
-        total += dot("stj,sjo->sto", inputs[0, :, :, rows - rest :], converted[0])
+        total += block(rows - rest, rest)
     return total.sum(axis=0) * _after(weight, kind)
 
 

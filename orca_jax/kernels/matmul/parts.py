@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Num
 
-GROUP = 128  # inputs that share a scale of int4
+from orca_jax.layer_config import INT4_GROUP
 
 
 class Quantised(NamedTuple):
@@ -19,7 +19,7 @@ class Quantised(NamedTuple):
 
 def group_size(inputs: int, splits: int = 1) -> int:
     """Inputs for each scale of int4; or with inputs split over devices, for each scale and device."""
-    return math.gcd(inputs // splits, GROUP)
+    return math.gcd(inputs // splits, INT4_GROUP)
 
 
 def lanes(values: Num[Array, "*any"]) -> tuple[Num[Array, "*any"], Num[Array, "*any"]]:

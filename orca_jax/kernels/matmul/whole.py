@@ -13,7 +13,7 @@ def multiply(x: Float[Array, "T I"], weight: Quantised, kind: Quantization, spli
     if kind != "int4":
         return dot("ti,io->to", x, weight.values.astype(x.dtype)) * weight.scale
     groups = weight.values.reshape(weight.scale.shape[0], -1, weight.values.shape[1])
-    scaled = (lane.astype(jnp.float32) * weight.scale[:, None] for lane in lanes(groups))
+    scaled = (lane.astype(jnp.float32) * weight.scale[:, None].astype(jnp.float32) for lane in lanes(groups))
     pairs = ((x[:, lane::2], each.reshape(weight.values.shape)) for lane, each in enumerate(scaled))
     return sum((dot("ti,io->to", inputs, each.astype(x.dtype)) for inputs, each in pairs), start=jnp.float32(0))
 

@@ -1,7 +1,8 @@
 // Attention on CPUs, as a custom call of XLA: all queries of all requests over the pages of their contexts. If there
 // are new keys and values, the call also writes them.
 //
-//     keys, values   [N, K, D, S] in float32 or bfloat16: the S tokens of a channel are neighbours
+//     keys, values   [N, K, D, S] in float32, bfloat16 or int8: the S tokens of a channel are neighbours
+//     their scales       [N, K, S] in float32, of int8
 //     queries, out   [T, K, M, D] in float32: the M query heads of each KV head
 //     sinks              [K, M] in float32: scores that join the softmax of a head and have no values
 //     new keys, values   [T, K, D] in float32
@@ -16,41 +17,55 @@
 
 // ---- new tokens ----------------------------------------------------------------------------------------------------
 
-INLINE void store(char *to, Vector numbers, const int count, const int is_bfloat16) {
+INLINE void store(char *to, Vector numbers, const int count, const int width) {
   const Halves halves = to_bfloat16(numbers);
+  const Integers rounded = (Integers)(numbers + 12582912) - 0x4b400000;  // 1.5 * 2^23 drops a fraction
   for (int i = 0; i < count; i++) {
-    if (is_bfloat16)
+    if (width == 1)
+      to[i] = rounded[i];
+    else if (width == 2)
       ((uint16_t *)to)[i] = halves[i];
     else
       ((float *)to)[i] = numbers[i];
   }
 }
 
-// The channels of `count` new tokens, from `slot` of a page on. `count` is a constant.
-INLINE void put(const Call *call, char *page, int64_t slot, const float *tokens, int64_t token, int64_t head,
-                const int count, const int is_bfloat16) {
+// The channels of `count` new tokens, from `slot` of a page on. `count` and `width` are constants.
+INLINE void put(const Call *call, int is_value, int64_t row, int64_t position, int64_t token, int64_t head,
+                const int count, const int width) {
+  const int64_t index = position / call->page_size, slot = position % call->page_size;
   const int64_t stride = call->kv_heads * call->channels;
-  const float *from = tokens + token * stride + head * call->channels;
+  const float *from = (is_value ? call->new_values : call->new_keys) + token * stride + head * call->channels;
+  char *page = page_of(call, is_value ? call->values : call->keys, row, index, head);
+  Vector scales = {0};
+  if (width == 1) {
+    for (int64_t d = 0; d < call->channels; d++)
+      for (int i = 0; i < count; i++) {
+        const float size = fabsf(from[i * stride + d]);
+        scales[i] = size > scales[i] || size != size ? size : scales[i];
+      }
+    scales *= 1 / 127.0f;  // as XLA divides
+    scales = either(scales < 1e-30f, (Vector){0} + 1e-30f, scales);
+    float *to = (is_value ? call->value_scales : call->key_scales) + place_of(call, row, index, head) + slot;
+    for (int i = 0; i < count; i++) to[i] = scales[i];
+  }
   for (int64_t d = 0; d < call->channels; d++) {
     Vector numbers = {0};
     for (int i = 0; i < count; i++) numbers[i] = from[i * stride + d];
-    store(page + bytes_of(d * call->page_size + slot, is_bfloat16), numbers, count, is_bfloat16);
+    if (width == 1) numbers /= scales;
+    store(page + (d * call->page_size + slot) * width, numbers, count, width);
   }
 }
 
-INLINE void put_all(const Call *call, char *pool, const float *tokens, int64_t row, int64_t head,
-                    const int is_bfloat16) {
-  const int64_t size = call->page_size, end = call->context_len[row], first = end - call->query_len[row];
-  for (int64_t position = first; position < end;) {
-    const int64_t token = call->query_start[row] + position - first, slot = position % size;
-    char *page = page_of(call, pool, row, position / size, head);
-    if (slot % LANES == 0 && end - position >= LANES) {
-      put(call, page, slot, tokens, token, head, LANES, is_bfloat16);
-      position += LANES;
-    } else {
-      put(call, page, slot, tokens, token, head, 1, is_bfloat16);
-      position++;
-    }
+INLINE void put_all(const Call *call, int is_value, int64_t row, int64_t head, const int width) {
+  const int64_t end = call->context_len[row], first = end - call->query_len[row];
+  for (int64_t position = first, count; position < end; position += count) {
+    const int64_t token = call->query_start[row] + position - first;
+    count = position % LANES == 0 && end - position >= LANES ? LANES : 1;
+    if (count == LANES)
+      put(call, is_value, row, position, token, head, LANES, width);
+    else
+      put(call, is_value, row, position, token, head, 1, width);
   }
 }
 
@@ -65,11 +80,7 @@ static void write_heads(const void *of_call, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     const int64_t row = i / call->kv_heads, head = i % call->kv_heads;
     if (is_written_later(call, row)) continue;
-    for (int is_value = 0; is_value < 2; is_value++) {
-      char *pool = is_value ? call->values : call->keys;
-      const float *tokens = is_value ? call->new_values : call->new_keys;
-      call->is_bfloat16 ? put_all(call, pool, tokens, row, head, 1) : put_all(call, pool, tokens, row, head, 0);
-    }
+    for (int is_value = 0; is_value < 2; is_value++) BY_WIDTH(call->width, put_all, call, is_value, row, head)
   }
 }
 
@@ -81,7 +92,7 @@ INLINE int64_t num_groups(const Call *call, int64_t row) {
 }
 
 // A group of the rows of a request and a KV head.
-INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t group, const int is_bfloat16) {
+INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t group, const int width) {
   Work work;
   Block blocks[2];
   float *out[MOST_ROWS];
@@ -102,27 +113,23 @@ INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t group, c
   }
   const int64_t begin = most(work.end[0] - call->window, 0), end = work.end[work.rows - 1];
   const int is_writer = call->new_keys != NULL && is_written_later(call, row);
-  find(call, &blocks[0], row, head, begin / BLOCK * BLOCK, begin, end, lane, is_bfloat16);
+  find(call, &blocks[0], row, head, begin / BLOCK * BLOCK, begin, end, lane, width);
   for (int at = 0; blocks[at].start < end; at = 1 - at) {
     Block *block = &blocks[at], *next = &blocks[1 - at];
     const int is_last = block->start + BLOCK >= end, has_new = is_writer && is_last;
-    const int64_t slot = (end - 1) % call->page_size, index = (end - 1) / call->page_size;
-    if (has_new)
-      put(call, page_of(call, call->keys, row, index, head), slot, call->new_keys, call->query_start[row], head, 1,
-          is_bfloat16);
-    read_keys(&work, block, is_bfloat16);
+    if (has_new) put(call, 0, row, end - 1, call->query_start[row], head, 1, width);
+    read_keys(&work, block, width);
     weigh(&work, block, call->window, call->soft_cap, lane);
-    if (has_new)  // its memory is fetched already
-      put(call, page_of(call, call->values, row, index, head), slot, call->new_values, call->query_start[row], head, 1,
-          is_bfloat16);
+    if (has_new) put(call, 1, row, end - 1, call->query_start[row], head, 1, width);  // its memory is fetched already
+    if (width == 1) scale_weights(&work, block);
     const int64_t start = block->start + BLOCK;
     if (!is_last)
-      find(call, next, row, head, start, begin, end, lane, is_bfloat16);
+      find(call, next, row, head, start, begin, end, lane, width);
     else if (head + 1 < call->kv_heads)
-      find(call, next, row, head + 1, begin / BLOCK * BLOCK, begin, end, lane, is_bfloat16);
+      find(call, next, row, head + 1, begin / BLOCK * BLOCK, begin, end, lane, width);
     else
       next->count = 0;
-    read_values(&work, block, next, is_bfloat16);
+    read_values(&work, block, next, width);
     if (is_last) break;
   }
   for (int64_t r = 0; r < work.rows; r++)
@@ -138,7 +145,7 @@ static void attend_groups(const void *of_call, int64_t begin, int64_t end) {
     next = first + groups * call->kv_heads;
     for (int64_t i = most(begin, first); i < least(end, next); i++) {
       const int64_t head = (i - first) / groups, group = groups - 1 - (i - first) % groups;
-      call->is_bfloat16 ? attend(call, row, head, group, 1) : attend(call, row, head, group, 0);
+      BY_WIDTH(call->width, attend, call, row, head, group)
     }
   }
 }
@@ -146,20 +153,24 @@ static void attend_groups(const void *of_call, int64_t begin, int64_t end) {
 // ---- the call ------------------------------------------------------------------------------------------------------
 
 // Arguments: queries, keys, values, the page table [R, P], the first query, the number of queries and the context of
-// each request [R], the window, and the sinks; then, if there are new tokens, their keys and their values. Attributes:
-// the number of devices that share the processors, 1 if requests with several queries are attended, and the soft cap.
-// Results: out, which is 0 for all other queries and for padding; and with new tokens the keys and values, in the
-// memory of the arguments.
+// each request [R], the window, and the sinks; then the scales of keys and values in int8; then, if there are new
+// tokens, their keys and their values. Attributes: the number of devices that share the processors, 1 if requests with
+// several queries are attended, and the soft cap. Results: out, which is 0 for all other queries and for padding; and
+// with new tokens the keys and values, and their scales, in the memory of the arguments.
 XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
-  const int has_new = frame->args.size == 11;
-  if (!(has_new || frame->args.size == 9) || frame->rets.size != (has_new ? 3 : 1) || frame->attrs.size != 3)
-    return refuse(frame, "attention has 9 arguments and a result, or 11 and 3, and three attributes");
+  const int has_new = frame->rets.size > 1;
   const XLA_FFI_Buffer *const *given = (const XLA_FFI_Buffer *const *)frame->args.args;
   const XLA_FFI_Buffer *const *results = (const XLA_FFI_Buffer *const *)frame->rets.rets;
   const XLA_FFI_Buffer *queries = given[0], *keys = given[1], *out = results[0];
-  if (has_new && (results[1]->data != keys->data || results[2]->data != given[2]->data))
-    return refuse(frame, "the pages of attention are not written in place");
+  const int width = keys->dtype == XLA_FFI_DataType_S8 ? 1 : keys->dtype == XLA_FFI_DataType_BF16 ? 2 : 4;
+  const int num_scales = width == 1 ? 2 : 0, arguments = 9 + num_scales + 2 * has_new;
+  if (frame->args.size != arguments || frame->rets.size != 1 + has_new * (2 + num_scales) || frame->attrs.size != 3)
+    return refuse(frame, "attention has other arguments, results or attributes");
+  const XLA_FFI_Buffer *const *scales = given + 9, *const *fresh = scales + num_scales;
+  for (int i = 1; i < frame->rets.size; i++)
+    if (results[i]->data != (i < 3 ? given[i] : scales[i - 3])->data)
+      return refuse(frame, "the pages of attention are not written in place");
   const int64_t devices = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[0])->value;
   const Call call = {
       .queries = queries->data,
@@ -170,8 +181,10 @@ XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
       .query_len = given[5]->data,
       .context_len = given[6]->data,
       .sinks = given[8]->data,
-      .new_keys = has_new ? given[9]->data : NULL,
-      .new_values = has_new ? given[10]->data : NULL,
+      .key_scales = width == 1 ? scales[0]->data : NULL,
+      .value_scales = width == 1 ? scales[1]->data : NULL,
+      .new_keys = has_new ? fresh[0]->data : NULL,
+      .new_values = has_new ? fresh[1]->data : NULL,
       .out = out->data,
       .num_rows = given[3]->dims[0],
       .kv_heads = keys->dims[1],
@@ -182,13 +195,13 @@ XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
       .window = *(const int32_t *)given[7]->data,
       .soft_cap = *(const float *)((const XLA_FFI_Scalar *)frame->attrs.attrs[2])->value,
       .has_chunks = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[1])->value != 0,
-      .is_bfloat16 = keys->dtype == XLA_FFI_DataType_BF16,
+      .width = width,
   };
   const int64_t of_token = call.kv_heads * call.channels;
   const int fits = queries->dims[1] == call.kv_heads && queries->dims[3] == call.channels && devices > 0 &&
                    call.channels <= MOST_CHANNELS && call.page_size % LANES == 0 &&
                    given[8]->dims[0] == call.kv_heads * call.heads &&
-                   (!has_new || (given[9]->dims[1] == call.kv_heads && given[9]->dims[2] == call.channels));
+                   (!has_new || (fresh[0]->dims[1] == call.kv_heads && fresh[0]->dims[2] == call.channels));
   if (!fits) return refuse(frame, "the shapes of attention do not fit");
   memset(call.out, 0, sizeof(float) * queries->dims[0] * of_token * call.heads);
   int64_t groups = 0, read = 0, written = 0;  // tokens
@@ -197,7 +210,7 @@ XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
     read += num_groups(&call, row) * least(call.context_len[row], call.window + call.query_len[row]);
     if (!is_written_later(&call, row)) written += call.query_len[row];
   }
-  const int64_t each = 2 * bytes_of(of_token, call.is_bfloat16);
+  const int64_t each = 2 * of_token * width;
   if (has_new && written > 0)
     share_blocks(frame, write_heads, &call, call.num_rows * call.kv_heads, written * each, devices);
   share_blocks(frame, attend_groups, &call, groups, read * each, devices);

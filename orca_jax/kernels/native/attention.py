@@ -28,7 +28,7 @@ def attend_in_c(
         queries: scaled, for the M query heads of each KV head.
         new: the new keys and values of all requests, flattened like the queries, which may have more
             padding; None if the pages have them.
-        pages: pages in float32 or bfloat16; written in place, as all that is donated.
+        pages: pages in float32, bfloat16 or int8; written in place, as all that is donated.
         requests: the requests.
         window: number of tokens that a query sees.
         sinks: as in `Scores`.
@@ -42,15 +42,25 @@ def attend_in_c(
     number = queries.shape[1] * queries.shape[2]
     none = jnp.full(number, jnp.finfo(jnp.float32).min)  # sinks that add nothing
     arrays = [array.astype(jnp.int32) for array in (*requests, window)]
-    floats = none if sinks is None else sinks, *(new or ())
     shapes = [jax.ShapeDtypeStruct(queries.shape, jnp.float32)]
-    if new is not None:
-        shapes += [jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in (pages.k, pages.v)]
-    call = jax.ffi.ffi_call(ATTENTION, shapes, input_output_aliases={1: 1, 2: 2} if new is not None else {})
-    given = queries.astype(jnp.float32), pages.k, pages.v, *arrays, *(each.astype(jnp.float32) for each in floats)
+    scales = [] if pages.k_scale is None else [pages.k_scale, pages.v_scale]
+    given = [
+        queries.astype(jnp.float32),
+        pages.k,
+        pages.v,
+        *arrays,
+        (none if sinks is None else sinks).astype(jnp.float32),
+        *scales,
+    ]
+    places = [1, 2, *range(len(given) - len(scales), len(given))] if new is not None else []
+    shapes += [jax.ShapeDtypeStruct(given[place].shape, given[place].dtype) for place in places]
+    aliases = {place: result for result, place in enumerate(places, start=1)}
+    call = jax.ffi.ffi_call(ATTENTION, shapes, input_output_aliases=aliases)
     # The library reads attributes in the order of their names.
     numbers = {"devices": np.int64(_num_devices()), "has_chunks": np.int64(has_chunks)}
-    out, *written = call(*given, **numbers, soft_cap=np.float32(soft_cap or 0))
+    out, *written = call(
+        *given, *(each.astype(jnp.float32) for each in new or ()), **numbers, soft_cap=np.float32(soft_cap or 0)
+    )
     return out, HeadMajorPages(*written) if written else pages
 
 

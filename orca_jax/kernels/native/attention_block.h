@@ -24,12 +24,14 @@
 typedef struct {
   const float *queries, *sinks, *new_keys, *new_values;  // the new ones are NULL if there are none
   char *keys, *values;
+  float *key_scales, *value_scales;  // of integers
   const int32_t *page_table, *query_start, *query_len, *context_len;
   float *out;
   int64_t num_rows, kv_heads, heads, channels, page_size, pages_per_row;
   int64_t window;
   float soft_cap;  // 0: none
-  int is_bfloat16, has_chunks;  // false if requests with several queries are only written
+  int width;       // bytes of a stored number: 4 for float32, 2 for bfloat16, 1 for integers with scales
+  int has_chunks;  // false if requests with several queries are only written
 } Call;
 
 // sum + a * b, rounded once: a compiler may choose either for each of several forms.
@@ -53,15 +55,19 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-INLINE Vector numbers(const char *from, int64_t index, const int is_bfloat16) {
-  return is_bfloat16 ? from_bfloat16(from + 2 * index) : *(const Vector *)(from + 4 * index);
+INLINE Vector numbers(const char *from, int64_t index, const int width) {
+  from += width * index;
+  return width == 1 ? from_int8(from) : width == 2 ? from_bfloat16(from) : *(const Vector *)from;
 }
 
-INLINE int64_t bytes_of(int64_t count, const int is_bfloat16) { return is_bfloat16 ? 2 * count : 4 * count; }
+// The place of a head in the pages of a request, for each channel of a token in it.
+INLINE int64_t place_of(const Call *call, int64_t row, int64_t index, int64_t head) {
+  const int64_t page = call->page_table[row * call->pages_per_row + index];
+  return (page * call->kv_heads + head) * call->page_size;
+}
 
 INLINE char *page_of(const Call *call, char *pool, int64_t row, int64_t index, int64_t head) {
-  const int64_t page = call->page_table[row * call->pages_per_row + index];
-  return pool + bytes_of((page * call->kv_heads + head) * call->channels * call->page_size, call->is_bfloat16);
+  return pool + place_of(call, row, index, head) * call->channels * call->width;
 }
 
 INLINE Vector capped(Vector scores, float cap) {  // cap * tanh(scores / cap)
@@ -74,6 +80,7 @@ INLINE Vector capped(Vector scores, float cap) {  // cap * tanh(scores / cap)
 // Vectors of tokens in one page.
 typedef struct {
   const char *keys, *values;
+  const float *key_scales, *value_scales;  // of integers
   int64_t token, vectors;  // the first token, counted from that of the block
   Integers seen;           // of the only vector, if some of its tokens are not seen
   int is_partial;
@@ -87,7 +94,7 @@ typedef struct {
 
 // The tokens from `begin` to `end` of a request, as far as they are in the block that starts at `start`.
 INLINE void find(const Call *call, Block *block, int64_t row, int64_t head, int64_t start, int64_t begin, int64_t end,
-                 Integers lane, const int is_bfloat16) {
+                 Integers lane, const int width) {
   const int64_t size = call->page_size, first = most(begin, start), last = least(end, start + BLOCK);
   int64_t token = first / LANES * LANES;
   block->start = start, block->from = token - start, block->count = 0;
@@ -96,8 +103,12 @@ INLINE void find(const Call *call, Block *block, int64_t row, int64_t head, int6
     const int64_t slot = token % size, index = token / size;
     part->is_partial = token < first || token + LANES > last;
     part->seen = (lane < (int32_t)(last - token)) & (lane >= (int32_t)(first - token));
-    part->keys = page_of(call, call->keys, row, index, head) + bytes_of(slot, is_bfloat16);
-    part->values = page_of(call, call->values, row, index, head) + bytes_of(slot, is_bfloat16);
+    part->keys = page_of(call, call->keys, row, index, head) + slot * width;
+    part->values = page_of(call, call->values, row, index, head) + slot * width;
+    if (width == 1) {
+      const int64_t place = place_of(call, row, index, head) + slot;
+      part->key_scales = call->key_scales + place, part->value_scales = call->value_scales + place;
+    }
     part->token = token - start;
     part->vectors = vectors = part->is_partial ? 1 : least(size - slot, last - token) / LANES;
   }
@@ -124,7 +135,7 @@ INLINE int64_t share_of(int64_t rows, const int64_t most) {
 }
 
 // Scores of some vectors of a part, for some rows. The last three arguments are constants.
-INLINE void score(Work *work, const Part *part, int64_t vector, int64_t row, const int is_bfloat16, const int vectors,
+INLINE void score(Work *work, const Part *part, int64_t vector, int64_t row, const int width, const int vectors,
                   const int rows) {
   if (rows * vectors > MOST_SUMS) __builtin_unreachable();
   Vector sums[SCORE_ROWS][MOST_SUMS];
@@ -133,13 +144,13 @@ INLINE void score(Work *work, const Part *part, int64_t vector, int64_t row, con
     queries[r] = work->queries[row + r];
     for (int v = 0; v < vectors; v++) sums[r][v] = (Vector){0};
   }
-  const int64_t stride = bytes_of(work->stride, is_bfloat16), place = bytes_of(vector * LANES, is_bfloat16);
-  const int64_t ahead = row == 0 ? bytes_of(vectors * LANES, is_bfloat16) : 0;
+  const int64_t stride = work->stride * width, place = vector * LANES * width;
+  const int64_t ahead = row == 0 ? vectors * LANES * width : 0;
   const char *keys = part->keys + place, *values = part->values + place;
   for (int64_t d = 0; d < work->channels; d++, keys += stride, values += stride) {
     fetch(values, ahead);
     Vector key[MOST_SUMS];
-    for (int v = 0; v < vectors; v++) key[v] = numbers(keys, v * LANES, is_bfloat16);
+    for (int v = 0; v < vectors; v++) key[v] = numbers(keys, v * LANES, width);
     if (rows > vectors)  // else more registers would be needed
       for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sums[r][v] = fused(sums[r][v], key[v], (Vector){0} + queries[r][d]);
@@ -147,6 +158,11 @@ INLINE void score(Work *work, const Part *part, int64_t vector, int64_t row, con
       for (int v = 0; v < vectors; v++)
         for (int r = 0; r < rows; r++) sums[r][v] = fused(sums[r][v], key[v], (Vector){0} + queries[r][d]);
   }
+  if (width == 1)
+    for (int v = 0; v < vectors; v++) {
+      const Vector scales = *(const Vector *)(part->key_scales + (vector + v) * LANES);
+      for (int r = 0; r < rows; r++) sums[r][v] *= scales;
+    }
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < vectors; v++)
       *(Vector *)&work->scores[row + r][part->token + (vector + v) * LANES] = sums[r][v];
@@ -162,18 +178,21 @@ INLINE void score(Work *work, const Part *part, int64_t vector, int64_t row, con
     CASE(function, 4, __VA_ARGS__) CASE(function, 5, __VA_ARGS__) CASE(function, 6, __VA_ARGS__)               \
   }
 
-INLINE void score_rows(Work *work, const Part *part, int64_t vector, const int is_bfloat16, const int vectors) {
+INLINE void score_rows(Work *work, const Part *part, int64_t vector, const int vectors, const int width) {
   for (int64_t row = 0, rows; row < work->rows; row += rows) {
     rows = share_of(work->rows - row, SCORE_ROWS);
-    BY_ROWS(score, work, part, vector, row, is_bfloat16, vectors)
+    BY_ROWS(score, work, part, vector, row, width, vectors)
   }
 }
+
+#define BY_WIDTH(width, function, ...) \
+  (width) == 1 ? function(__VA_ARGS__, 1) : (width) == 2 ? function(__VA_ARGS__, 2) : function(__VA_ARGS__, 4);
 
 // Functions of their own: one large function takes longer to compile.
 #define SCORES(vectors)                                                                                    \
   static __attribute__((noinline)) void score_##vectors(Work *work, const Part *part, int64_t vector,      \
-                                                        int is_bfloat16) {                                 \
-    is_bfloat16 ? score_rows(work, part, vector, 1, vectors) : score_rows(work, part, vector, 0, vectors); \
+                                                        int width) {                                       \
+    BY_WIDTH(width, score_rows, work, part, vector, vectors)                                               \
   }
 SCORES(1)
 SCORES(2)
@@ -181,20 +200,20 @@ SCORES(4)
 SCORES(8)
 
 // Scores of a block.
-INLINE void read_keys(Work *work, const Block *block, const int is_bfloat16) {
+INLINE void read_keys(Work *work, const Block *block, const int width) {
   const int64_t at_once = least(MOST_SUMS / share_of(work->rows, SCORE_ROWS), 8);
   for (int64_t i = 0; i < block->count; i++) {
     const Part *part = &block->parts[i];
     for (int64_t vector = 0; vector < part->vectors;) {
       const int64_t left = least(part->vectors - vector, at_once);
       if (left >= 8)
-        score_8(work, part, vector, is_bfloat16), vector += 8;
+        score_8(work, part, vector, width), vector += 8;
       else if (left >= 4)
-        score_4(work, part, vector, is_bfloat16), vector += 4;
+        score_4(work, part, vector, width), vector += 4;
       else if (left >= 2)
-        score_2(work, part, vector, is_bfloat16), vector += 2;
+        score_2(work, part, vector, width), vector += 2;
       else
-        score_1(work, part, vector, is_bfloat16), vector += 1;
+        score_1(work, part, vector, width), vector += 1;
     }
   }
 }
@@ -226,27 +245,39 @@ static void weigh(Work *work, const Block *block, int64_t window, float soft_cap
   }
 }
 
+// Weights become factors of stored integers.
+static void scale_weights(Work *work, const Block *block) {
+  for (int64_t i = 0; i < block->count; i++) {
+    const Part *part = &block->parts[i];
+    for (int64_t vector = 0; vector < part->vectors; vector++) {
+      Vector scales = *(const Vector *)(part->value_scales + vector * LANES);
+      if (part->is_partial) scales = (Vector)((Integers)scales & part->seen);
+      for (int64_t r = 0; r < work->rows; r++) *(Vector *)&work->scores[r][part->token + vector * LANES] *= scales;
+    }
+  }
+}
+
 // Adds the weighted values of some vectors of a part. The last four arguments are constants.
 INLINE void add(Vector (*sums)[8], const Work *work, const Part *part, int64_t row, int64_t channel,
-                const int is_partial, const int is_bfloat16, const int channels, const int rows) {
-  const int64_t stride = bytes_of(work->stride, is_bfloat16);
+                const int is_partial, const int width, const int channels, const int rows) {
+  const int64_t stride = work->stride * width;
   const char *values = part->values + channel * stride;
   const float *weights = &work->scores[row][part->token];
   for (int64_t vector = 0; vector < part->vectors; vector++) {
     Vector weighing[VALUE_ROWS];
     for (int r = 0; r < rows; r++) weighing[r] = held(*(const Vector *)(weights + r * BLOCK));
     for (int c = 0; c < channels; c++) {
-      Vector all = numbers(values + c * stride, 0, is_bfloat16);
+      Vector all = numbers(values + c * stride, 0, width);
       if (is_partial) all = (Vector)((Integers)all & part->seen);  // other slots may hold NaN
       all = held(all);
       for (int r = 0; r < rows; r++) sums[r][c] = fused(sums[r][c], all, weighing[r]);
     }
-    values += bytes_of(LANES, is_bfloat16), weights += LANES;
+    values += LANES * width, weights += LANES;
   }
 }
 
 // Weighted values of a block, for some rows and channels. The last three arguments are constants.
-INLINE void value(Work *work, const Block *block, int64_t row, int64_t channel, const int is_bfloat16,
+INLINE void value(Work *work, const Block *block, int64_t row, int64_t channel, const int width,
                   const int channels, const int rows) {
   if (rows > VALUE_ROWS) __builtin_unreachable();
   Vector sums[SCORE_ROWS][8];
@@ -255,9 +286,9 @@ INLINE void value(Work *work, const Block *block, int64_t row, int64_t channel, 
   for (int64_t i = 0; i < block->count; i++) {
     const Part *part = &block->parts[i];
     if (part->is_partial)
-      add(sums, work, part, row, channel, 1, is_bfloat16, channels, rows);
+      add(sums, work, part, row, channel, 1, width, channels, rows);
     else
-      add(sums, work, part, row, channel, 0, is_bfloat16, channels, rows);
+      add(sums, work, part, row, channel, 0, width, channels, rows);
   }
   for (int r = 0; r < rows; r++) {
     float totals[4], *to = &work->values[(row + r) * work->channels + channel];
@@ -270,24 +301,24 @@ INLINE void value(Work *work, const Block *block, int64_t row, int64_t channel, 
 }
 
 // Weighted values of a block. The keys of the next one are fetched.
-INLINE void read_values(Work *work, const Block *block, const Block *next, const int is_bfloat16) {
+INLINE void read_values(Work *work, const Block *block, const Block *next, const int width) {
   for (int64_t channel = 0, channels; channel < work->channels; channel += channels) {
     const int64_t left = work->channels - channel;
     channels = left < 4 ? 1 : work->rows == 1 && left >= 8 ? 8 : 4;
     for (int64_t i = 0; i < next->count; i++)
       for (int64_t c = 0; c < channels; c++)
-        fetch(next->parts[i].keys + bytes_of((channel + c) * work->stride, is_bfloat16),
-              bytes_of(next->parts[i].vectors * LANES, is_bfloat16));
+        fetch(next->parts[i].keys + (channel + c) * work->stride * width,
+              next->parts[i].vectors * LANES * width);
     if (channels == 8) {
-      value(work, block, 0, channel, is_bfloat16, 8, 1);
+      value(work, block, 0, channel, width, 8, 1);
       continue;
     }
     for (int64_t row = 0, rows; row < work->rows; row += rows) {
       rows = share_of(work->rows - row, VALUE_ROWS);
       if (channels == 4)
-        BY_ROWS(value, work, block, row, channel, is_bfloat16, 4)
+        BY_ROWS(value, work, block, row, channel, width, 4)
       else
-        BY_ROWS(value, work, block, row, channel, is_bfloat16, 1)
+        BY_ROWS(value, work, block, row, channel, width, 1)
     }
   }
 }

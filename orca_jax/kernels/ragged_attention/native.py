@@ -18,8 +18,9 @@ _LANES, _MOST_CHANNELS = 16, 512  # of a vector and a head, on every processor
 
 def refusal(q: Float[Array, "T H D"] | jax.ShapeDtypeStruct, pages: KVPages) -> str | None:
     """The reason why the library cannot read these pages, or None if it can."""
-    if not isinstance(pages, HeadMajorPages) or pages.dtype not in (jnp.float32, jnp.bfloat16) or pages.v is None:
-        return "'native' reads head-major pages of keys and values in float32 or bfloat16"
+    types = jnp.float32, jnp.bfloat16, jnp.int8
+    if not isinstance(pages, HeadMajorPages) or pages.dtype not in types or pages.v is None:
+        return "'native' reads head-major pages of keys and values in float32, bfloat16 or int8"
     if pages.page_size % _LANES:
         return f"'native' reads pages of a multiple of {_LANES} tokens"
     if q.shape[2] > _MOST_CHANNELS:

@@ -12,8 +12,9 @@ static float *random_ones(int64_t count) {
   return made;
 }
 
-static double stored(const char *pool, int64_t at, int is_bfloat16) {
-  return is_bfloat16 ? from_bfloat16((uint16_t[LANES]){((const uint16_t *)pool)[at]})[0] : ((const float *)pool)[at];
+static double stored(const char *pool, int64_t at, float scale, int width) {
+  if (width == 1) return ((const int8_t *)pool)[at] * scale;
+  return width == 2 ? from_bfloat16((uint16_t[LANES]){((const uint16_t *)pool)[at]})[0] : ((const float *)pool)[at];
 }
 
 // The largest difference of a query from its attention by definition.
@@ -24,14 +25,16 @@ static double error_of(const Call *c, int64_t row, int64_t query, int64_t head) 
   double sums[MOST_CHANNELS] = {0}, total = c->sinks[head] > -FLT_MAX ? exp(c->sinks[head]) : 0, worst = 0;
   for (int64_t t = begin; t < end; t++) {
     const int64_t page = c->page_table[row * c->pages_per_row + t / c->page_size], slot = t % c->page_size;
-    const int64_t from = (page * c->kv_heads + kv_head) * c->channels * c->page_size + slot;
+    const int64_t first = (page * c->kv_heads + kv_head) * c->page_size, from = first * c->channels + slot;
+    const float key_scale = c->width == 1 ? c->key_scales[first + slot] : 1;
+    const float value_scale = c->width == 1 ? c->value_scales[first + slot] : 1;
     double score = 0;
     for (int64_t d = 0; d < c->channels; d++)
-      score += c->queries[place + d] * stored(c->keys, from + d * c->page_size, c->is_bfloat16);
+      score += c->queries[place + d] * stored(c->keys, from + d * c->page_size, key_scale, c->width);
     if (c->soft_cap != 0) score = c->soft_cap * tanh(score / c->soft_cap);
     total += exp(score);
     for (int64_t d = 0; d < c->channels; d++)
-      sums[d] += exp(score) * stored(c->values, from + d * c->page_size, c->is_bfloat16);
+      sums[d] += exp(score) * stored(c->values, from + d * c->page_size, value_scale, c->width);
   }
   for (int64_t d = 0; d < c->channels; d++) {
     const double error = fabs(c->out[place + d] - sums[d] / total);
@@ -40,7 +43,7 @@ static double error_of(const Call *c, int64_t row, int64_t query, int64_t head) 
   return worst;
 }
 
-static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t heads, int is_bfloat16) {
+static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t heads, int width) {
   enum { ROWS = 3 };
   int32_t lengths[ROWS], contexts[ROWS], starts[ROWS], tokens = 0, longest = 1;
   for (int i = 0; i < ROWS; i++) {
@@ -51,16 +54,21 @@ static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t
   const int64_t per_row = (longest + page_size - 1) / page_size, num_pages = ROWS * per_row;
   const int64_t size = num_pages * kv_heads * channels * page_size;
   char *pools[2];
-  for (int i = 0; i < 2; i++) memset(pools[i] = malloc(bytes_of(size, is_bfloat16)), 0xff, bytes_of(size, is_bfloat16));
+  float *scales[2];
+  for (int i = 0; i < 2; i++) {
+    memset(pools[i] = malloc(size * width), 0xff, size * width);
+    memset(scales[i] = malloc(size / channels * sizeof(float)), 0xff, size / channels * sizeof(float));
+  }
   int32_t *table = malloc(num_pages * sizeof(int32_t));
   for (int64_t i = 0; i < num_pages; i++) table[i] = num_pages - 1 - i;
   float *sinks = random_ones(kv_heads * heads), *queries = random_ones(tokens * kv_heads * heads * channels);
   for (int64_t i = 0; i < kv_heads * heads; i++) sinks[i] = rand() % 2 ? -FLT_MAX : sinks[i];
-  Call call = {.queries = queries, .sinks = sinks, .keys = pools[0], .values = pools[1], .page_table = table,
+  Call call = {.queries = queries, .sinks = sinks, .keys = pools[0], .values = pools[1], .key_scales = scales[0],
+               .value_scales = scales[1], .page_table = table,
                .query_start = starts, .query_len = contexts, .context_len = contexts, .num_rows = ROWS,
                .kv_heads = kv_heads, .heads = heads, .channels = channels, .page_size = page_size,
                .pages_per_row = per_row, .window = rand() % 2 ? INT32_MAX : 1 + rand() % 200,
-               .soft_cap = rand() % 2 ? 0 : 2, .is_bfloat16 = is_bfloat16, .has_chunks = 1};
+               .soft_cap = rand() % 2 ? 0 : 2, .width = width, .has_chunks = 1};
   call.out = malloc(tokens * kv_heads * heads * channels * sizeof(float));
   // All tokens of the contexts are written as new ones; then the last ones once more, as the call does.
   int32_t from[ROWS], all = 0;
@@ -70,7 +78,8 @@ static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t
     for (int64_t head = 0; head < kv_heads; head++)
       for (int is_value = 0; is_value < 2; is_value++) {
         call.query_start = from;
-        put_all(&call, pools[is_value], is_value ? values : keys, i, head, is_bfloat16);
+        call.new_keys = keys, call.new_values = values;
+        BY_WIDTH(width, put_all, &call, is_value, i, head)
       }
   call.query_start = starts, call.query_len = lengths;
   call.new_keys = random_ones(tokens * kv_heads * channels);
@@ -89,8 +98,8 @@ static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t
         if (!(error <= worst)) worst = error;
       }
   void *made[] = {pools[0], pools[1], table, sinks, queries, call.out, keys, values, (void *)call.new_keys,
-                  (void *)call.new_values};
-  for (int i = 0; i < 10; i++) free(made[i]);
+                  (void *)call.new_values, scales[0], scales[1]};
+  for (int i = 0; i < 12; i++) free(made[i]);
   return worst;
 }
 
@@ -98,7 +107,7 @@ int main(void) {
   const int64_t channels[] = {1, 7, 16, 30, 64, 96}, sizes[] = {16, 32, 48, 128, 192}, heads[] = {1, 2, 3, 4, 7, 50};
   double worst = 0;
   for (int i = 0; i < 100; i++) {
-    const double error = run(channels[rand() % 6], sizes[rand() % 5], 1 + rand() % 2, heads[rand() % 6], rand() % 2);
+    const double error = run(channels[rand() % 6], sizes[rand() % 5], 1 + rand() % 2, heads[rand() % 6], 1 << rand() % 3);
     if (!(error <= worst)) worst = error;
   }
   printf("%g\n", worst);

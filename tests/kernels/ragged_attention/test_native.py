@@ -25,7 +25,7 @@ from tests.kernels.ragged_attention.oracle import INCREMENTS, aspects, reference
 
 PAGES = 16  # tokens: the smallest page of the library on every processor
 FITTED = [replace(case, page_size=max(case.page_size, PAGES)) for case in (*CASES, *INCREMENTS)]
-READ = [case for case in FITTED if case.page_dtype in ("float32", "bfloat16")]
+READ = [case for case in FITTED if case.page_dtype in ("float32", "bfloat16", "int8")]
 OTHERS = [
     *(
         Case(f"{heads} heads of each KV head", ((1, 200), (1, 31), (2, 7)), 2 * heads, 2, 64, 32)
@@ -67,7 +67,7 @@ def test_chunks_are_those_of_xla_where_it_multiplies_bfloat16(monkeypatch: pytes
 
 def what_a_write_sees(case: Case) -> tuple[Hashable, ...]:
     chunks, padding = any(count > 1 for count, _ in case.requests), case.padding_tokens > 0
-    return case.dtype, case.page_size > 100, case.num_heads > case.num_kv_heads, chunks, padding
+    return case.dtype, case.page_dtype, case.page_size > 100, case.num_heads > case.num_kv_heads, chunks, padding
 
 
 @needs_library
@@ -76,6 +76,7 @@ def what_a_write_sees(case: Case) -> tuple[Hashable, ...]:
 def test_new_tokens_are_written(case: Case) -> None:
     """Outputs and pages are those of a write by XLA and then attention; all other slots keep their bits."""
     q, pages, requests = jax.tree.map(jnp.asarray, make_arrays(case, seed=1))
+    assert isinstance(pages, HeadMajorPages)
     draw = np.random.default_rng(3)
     new = [jnp.asarray(draw.standard_normal((q.shape[0], *pages.k.shape[1:3])), jnp.float32) for _ in range(2)]
     # Of a layer whose pages begin at the third.
@@ -90,7 +91,7 @@ def test_new_tokens_are_written(case: Case) -> None:
     write = jax.jit(native.write_and_attend, donate_argnums=3)
     found, written = write(q, *new, pages, prepared, jnp.int32(2), case.scores)
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
-    for ours, theirs in zip(written[:2], expected[:2], strict=True):
+    for ours, theirs in zip(jax.tree.leaves(written), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
 
 
@@ -289,8 +290,11 @@ def test_random_attention_in_c(options: tuple[str, ...], tmp_path: Path) -> None
     [
         (Case("pages of 4 tokens", ((1, 1),), page_size=4), "pages of a multiple of"),
         (Case("wide heads", ((1, 1),), head_dim=1024, page_size=16), "heads of up to 512 channels"),
-        (Case("int8", ((1, 1),), page_size=16, page_dtype="int8"), "in float32 or bfloat16"),
-        (Case("float16", ((1, 1),), page_size=16, dtype="float16", page_dtype="float16"), "in float32 or bfloat16"),
+        (Case("fp8", ((1, 1),), page_size=16, page_dtype="float8_e4m3fn"), "in float32, bfloat16 or int8"),
+        (
+            Case("float16", ((1, 1),), page_size=16, dtype="float16", page_dtype="float16"),
+            "in float32, bfloat16 or int8",
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )

@@ -63,7 +63,6 @@ def in_float32(decoder: Decoder) -> Decoder:
 @pytest.mark.parametrize("split", ["inputs", "outputs"])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_matrix_on_two_devices(kind: Quantization, split: str) -> None:
-    """A group of 128 inputs reaches over the edge of a device."""
     mesh, axes = mesh_of(2), ("mlp", "embed") if split == "inputs" else ("embed", "mlp")
     weight = jnp.asarray(np.random.default_rng(0).standard_normal((384, 64)), jnp.float32)
     stored, x = quantise(weight, kind), weight[:, :5].T
