@@ -50,7 +50,7 @@ ONE_HOST = Host()
 def claim_devices(facts: Facts) -> "list[jax.Device]":
     """Return the devices of the mesh, and claim their memory.
 
-    A CPU has one JAX device per core, since a loop of attention uses one core.
+    A CPU has one JAX device per core, since a loop of attention by XLA uses one core.
 
     Raises:
         ConfigError: there are fewer devices than wanted.
@@ -84,6 +84,21 @@ def claim_devices(facts: Facts) -> "list[jax.Device]":
     platform, number = devices[0].platform, len(devices)
     check_support(replace(facts, platform=platform, shards=size, num_devices=number), "devices")
     return devices[: size * stages]
+
+
+def devices_of_library(facts: Facts, devices: "list[jax.Device]") -> "list[jax.Device]":
+    """Return those of the devices of one process that share a model multiplied by the library in C.
+
+    Unless the settings have a number, it is one for each socket in each stage: threads that take blocks as they come do
+    not wait for each other as devices with equal parts do (docs/decisions.md).
+    """
+    from orca_jax.exec.host import num_sockets
+    from orca_jax.model.sharding import most_shards
+
+    wanted, stages = facts.chosen.devices, facts.stages
+    if wanted.tensor is not None:
+        return devices
+    return devices[: most_shards(facts.known, min(num_sockets(), len(devices) // stages)) * stages]
 
 
 def devices_each(facts: Facts, most: int) -> int:

@@ -10,7 +10,7 @@ from orca_jax.assembly.adapters import adapter_reader, load_first
 from orca_jax.assembly.built import Built, join_parts, refuse_update, summary_of, timeline_header
 from orca_jax.assembly.choices import Choices
 from orca_jax.assembly.described import Described, describe
-from orca_jax.assembly.devices import ONE_HOST, Host
+from orca_jax.assembly.devices import ONE_HOST, Host, devices_of_library
 from orca_jax.assembly.products import begin_products, choose_products
 from orca_jax.assembly.resolve import cache_directory, dtype_of, explain, resolve
 from orca_jax.assembly.scheduler import build_scheduler, build_scheduling, seconds_of, speculating
@@ -152,7 +152,7 @@ class _EngineBuild:
             dtype=dtype,
             load_format=config.load_format,
             seed=config.seed,
-            devices=devices,
+            devices=devices if library is None else devices_of_library(facts, devices),
             num_stages=stages,
             library=library,
         )

@@ -14,6 +14,7 @@ from orca_jax.config import DType, ExecutorConfig, LoadFormat, ModelConfig
 from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.compile import compile_cache
 from orca_jax.exec.executor import JaxExecutor
+from orca_jax.exec.host_memory import use_large_pages
 from orca_jax.exec.programs import Programs
 from orca_jax.exec.stage import StageModel
 from orca_jax.kernels.native import Library
@@ -186,6 +187,7 @@ def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel
     decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, form)
     if placed.library is not None:
         decoder.pack(placed.library, len(placed.devices))
+        use_large_pages(jax.tree.leaves(nnx.state(decoder)))
     return StageModel(decoder, stage.mesh)
 
 

@@ -21,6 +21,7 @@ from orca_jax.exec.ahead import CompiledAhead
 from orca_jax.exec.buckets import Segment, bucket_for, launches, measured_sizes
 from orca_jax.exec.compile import CompileCounter, compile_cache
 from orca_jax.exec.expected import LaunchTimes, context_factor
+from orca_jax.exec.host_memory import give_back
 from orca_jax.exec.pack import pack
 from orca_jax.exec.probe import probe
 from orca_jax.exec.programs import Programs, compile_stages
@@ -28,7 +29,6 @@ from orca_jax.exec.results import IdleWatch, Launch, Pending, read_results
 from orca_jax.exec.rows import RowTable, VectorSums
 from orca_jax.exec.sampling.programs import Drawn, kind_of_draws, pack_draws, pack_extras, pack_masks
 from orca_jax.exec.stage import Stage, StageModel, make_path
-from orca_jax.exec.untouched import give_back
 from orca_jax.model.lora.stacks import zero_values
 from orca_jax.progress import Progress
 from orca_jax.request import TokenSet

@@ -40,6 +40,13 @@ def num_processors(root: Path = _ROOT) -> int:
     return max(1, min(cores, ceil(quota))) if quota < inf else cores
 
 
+def num_sockets(root: Path = _ROOT) -> int:
+    """Sockets of the processors in the affinity of this process; 1 on systems that do not tell."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    files = [root / f"sys/devices/system/cpu/cpu{core}/topology/physical_package_id" for core in cores]
+    return max(1, len({file.read_text(encoding="ascii") for file in files if file.exists()}))
+
+
 def trim_heap() -> None:
     """Give freed memory of the heap back to the system. glibc keeps hundreds of MiB after loading and compiling."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have no such function

@@ -7,9 +7,6 @@ The structures are those of XLA's stable C interface (`xla/ffi/api/c_api.h`).
 
 import ctypes
 import logging
-import mmap
-import sys
-from collections.abc import Sequence
 from functools import cache
 
 import jax
@@ -82,20 +79,3 @@ def untouched(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.Array
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # another interface than that of XLA today
         logger.warning("the KV cache takes all its memory at once: %s", str(error).partition("\n")[0])
         return jax.jit(lambda: jnp.empty(shape.shape, shape.dtype), out_shardings=sharding)()
-
-
-def give_back(arrays: Sequence[jax.Array]) -> None:
-    """Give the memory of arrays on CPUs back to the system, which gives zeros at the next use of each part.
-
-    Nothing may be written to them meanwhile. Without effect on systems other than Linux.
-    """
-    if sys.platform != "linux":
-        return
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for shard in [shard.data for array in jax.block_until_ready(arrays) for shard in array.addressable_shards]:
-        start = shard.unsafe_buffer_pointer()
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (start + shard.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last:
-            madvise(first, last - first, mmap.MADV_DONTNEED)

@@ -12,7 +12,7 @@ import pytest
 
 from orca_jax.errors import ConfigError
 from orca_jax.exec import cache, host
-from orca_jax.exec.host import free_memory, num_processors
+from orca_jax.exec.host import free_memory, num_processors, num_sockets
 
 GIB = 2**30
 V2 = "30 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw"
@@ -174,3 +174,13 @@ def test_a_system_that_does_not_report_its_memory(
 def test_this_machine_has_memory_and_processors() -> None:
     assert free_memory() > 0
     assert 1 <= num_processors() <= (os.cpu_count() or 1)
+
+
+def test_sockets_are_those_of_the_affinity(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    for core, socket in [(core, index % 2) for index, core in enumerate(cores)] + [(9999, 7)]:
+        file = tmp_path / f"sys/devices/system/cpu/cpu{core}/topology/physical_package_id"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{socket}\n")
+    assert num_sockets(tmp_path) == min(2, len(cores))
+    assert num_sockets(tmp_path / "nothing") == 1

@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from orca_jax.exec import untouched as module
-from orca_jax.exec.untouched import give_back, untouched
+from orca_jax.exec.host_memory import give_back
+from orca_jax.exec.untouched import untouched
 from orca_jax.model.load import tensor_mesh
 
 SHAPE = jax.ShapeDtypeStruct((64, 8, 2**18), jnp.float32)  # 512 MiB

@@ -15,6 +15,7 @@
 #define WIDTH (2 * LANES)
 #define GROUP 32    // inputs of a row with one scale
 #define CHUNK 128   // most inputs of a chunk
+#define AHEAD 4096  // bytes of words between a fetch and its use
 #define INVERSE 40  // bits of a fraction: exact for less than 2^20 inputs
 
 typedef uint16_t Pairs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -88,11 +89,20 @@ INLINE Factors factors(const Product *p, int64_t block, int64_t first) {
   return found;
 }
 
+// Ask for two vectors of words before their use. A processor does it by itself within a page alone.
+INLINE void fetch(const Pairs *next) {
+  __builtin_prefetch((const char *)next + AHEAD);
+  if (LANES == 16) __builtin_prefetch((const char *)(next + 1) + AHEAD);
+}
+
 // The k-th pair of numbers of some words, with their high bits in other ones.
 INLINE Pairs pair_of(Pairs low, Pairs high, int k, const int bits) {
   const int each = LOW(bits), rest = bits - each;
   Pairs found = low >> k * each & (uint16_t)((1 << each) - 1);
-  if (rest > 0) found |= (high >> k * rest & (uint16_t)((1 << rest) - 1)) << each;
+  if (rest > 0) {
+    const int right = k * rest - each;  // the high bits come next to the low ones by one shift
+    found |= (right > 0 ? high >> right : high << -right) & (uint16_t)(((1 << rest) - 1) << each);
+  }
   if (bits == 6) found -= 32;
   return found;
 }
@@ -135,6 +145,7 @@ INLINE void tile_in_16_bits(const Product *p, int64_t row, const Chunk *chunk, V
     Integers found[ROWS][2];
     for (int r = 0; r < rows; r++) found[r][0] = found[r][1] = (Integers){0} - p->totals[at + r] * offset;
     for (int pair = 0; pair < PART(bits) / 2; next += 2) {
+      fetch(next);
       for (int k = 0; k < each; k++, pair++) {
         const Pairs one = pair_of(next[0], high[0], k, bits), two = pair_of(next[1], high[1], k, bits);
         for (int r = 0; r < rows; r++) {
@@ -145,7 +156,10 @@ INLINE void tile_in_16_bits(const Product *p, int64_t row, const Chunk *chunk, V
       }
       if (bits > LOW(bits)) high[0] >>= each * (bits - LOW(bits)), high[1] >>= each * (bits - LOW(bits));
     }
-    if (bits > LOW(bits)) next += 2;
+    if (bits > LOW(bits)) {
+      fetch(next);
+      next += 2;
+    }
     add_sums(p, at, chunk->block, i, found, parts, rows);
   }
   for (int r = 0; r < rows; r++) sums[r][0] = parts[r][0], sums[r][1] = parts[r][1];
