@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.peers.environment import Environment, default_folder, prepare_environment
-from lab.peers.random_file import LARGE, TYPES, random_file
+from lab.peers.random_file import OTHERS, TYPES, random_file
 from lab.peers.registry import PEERS
 from lab.peers.results import machine, read_saved, save, stamp_of_now, without_places
 from lab.peers.side import Side
@@ -48,7 +48,8 @@ def add_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     parser.add_argument(
         "--files", nargs="+", default=list(TYPES), metavar="FILE",
-        help=f"GGUF files, or types of a random Llama of 594 million parameters (default: {' '.join(TYPES)})",
+        help=f"GGUF files; types of a random Llama of 594 million parameters; or {', '.join(OTHERS)} (default: "
+        f"{' '.join(TYPES)})",
     )  # fmt: skip
     parser.add_argument(
         "--streams", type=int, nargs="*", default=[1, 8, 32], metavar="N",
@@ -79,9 +80,9 @@ def run(args: argparse.Namespace) -> None:
     environment = Environment("llama.cpp", peer, folder, prepare_environment(peer, folder))
     for word in args.files:
         path = Path(word)
-        if word in (*TYPES, LARGE):
+        if word in (*TYPES, *OTHERS):
             path = random_file(word, folder.parent / "files", folder / "bin" / "llama-quantize")
-        turns = 0 if word in (*TYPES, LARGE) else args.turns  # the text of random models has no words
+        turns = 0 if word in (*TYPES, *OTHERS) else args.turns  # the text of random models has no words
         figures, sides = _pair(args, path, environment, turns)
         results |= {"hardware": machine(), "sides": without_places(sides)}
         name = " ".join((path.stem, *args.engine_flags))
@@ -100,9 +101,9 @@ def _check(args: argparse.Namespace) -> None:
         if not all(1 <= number <= most for number in getattr(args, name)):
             raise ConfigError(f"{name} must be from 1 to {most}, got {getattr(args, name)}", param=name)
     for word in args.files:
-        if word not in (*TYPES, LARGE) and not Path(word).is_file():
+        if word not in (*TYPES, *OTHERS) and not Path(word).is_file():
             raise ConfigError(
-                f"files: {word!r} is not a GGUF file or one of {', '.join((*TYPES, LARGE))}", param="files"
+                f"files: {word!r} is not a GGUF file or one of {', '.join((*TYPES, *OTHERS))}", param="files"
             )
 
 

@@ -10,13 +10,15 @@ from lab.peers.files import shown_ratio
 from lab.peers.page import processor, side_line
 from lab.real.page import table
 
-MEASURED = Path(__file__).resolve().parents[2] / "docs" / "measured" / "peers-files.json"
+MEASURED = sorted((Path(__file__).resolve().parents[2] / "docs" / "measured").glob("peers-files*.json"))
+"""One file for each processor."""
 _TEXT = """
 ## llama.cpp on the same files
 
-{hardware}. Both servers read one GGUF file and answer the same requests, one server at a time, in rounds; each is first
+Both servers read one GGUF file and answer the same requests, one server at a time, in rounds; each is first
 in every other round. A cell has our speed, llama.cpp's, and their ratio, a median with its range. The files of 594
-million random parameters are written by the command and quantised by llama.cpp's program. Flags beside a file are ours.
+million random parameters are written by the command and quantised by llama.cpp's program; other shapes have random
+bits. Flags beside a file are ours.
 
     python -m lab files --streams 1 8 --prompts 512 --num-output 64 --save docs/measured/peers-files.json
 
@@ -27,18 +29,16 @@ million random parameters are written by the command and quantised by llama.cpp'
 - **next turn**: milliseconds to the first token of the turns of a chat after the first, about 300 tokens at its begin,
   then 40 generated and 20 new ones each. The ratio is one of speeds here, too.
 - **ready**: seconds from the command to the first answer of `/ready`, with our programs in their cache or not.
-
-{table}
-{versions}"""
+"""
 
 
 def block() -> str:
-    """Return the text of `docs/measured/peers-files.json`."""
-    return section(json.loads(MEASURED.read_text(encoding="utf-8")))
+    """Return the text of the results of all processors."""
+    return _TEXT + "".join(section(json.loads(path.read_text(encoding="utf-8"))) for path in MEASURED)
 
 
 def section(results: Mapping[str, Any]) -> str:
-    """Return the text of results."""
+    """Return the table of one processor."""
     names = list(dict.fromkeys(name for one in results["files"].values() for name in one["ratios"]))
     head = ["file", *(name.removesuffix("_ms").replace("_", " ") for name in names)]
     head += ["ready, s", "memory read, GB/s", "measured"]
@@ -48,7 +48,7 @@ def section(results: Mapping[str, Any]) -> str:
         end = [f"{own:.0f} and {peer:.1f}", f"{one['read_gb_per_s']:.0f}", f"{one['date']} at {one['commit']}"]
         rows.append([file, *(_cell(one, name) for name in names), *end])
     sides = "".join(side_line(name, side) for name, side in sorted(results["sides"].items()))
-    return _TEXT.format(hardware=processor(results), table=table(head, rows), versions=sides)
+    return f"\n{processor(results)}:\n\n{table(head, rows)}\n{sides}"
 
 
 def _cell(one: Mapping[str, Any], name: str) -> str:

@@ -8,8 +8,6 @@ from lab.peers.tokenizer import tokens_and_merges
 from orca_jax.errors import OrcaError
 
 TYPES = ("BF16", "Q8_0", "Q4_0", "Q4_K_M")
-LARGE = "7B-Q4_0"
-"""A file of 3.8 GB with random bits, written without llama.cpp."""
 
 
 class _Shape(NamedTuple):
@@ -20,18 +18,25 @@ class _Shape(NamedTuple):
     inner: int
     vocabulary: int
     positions: int
+    experts: int = 0  # of a layer; 0: one MLP without a router
+    chosen: int = 0  # experts of a token
 
 
-_SMALL_SHAPE = _Shape(2048, 12, 32, 4, 5632, 32_000, 32_768)
-_LARGE_SHAPE = _Shape(4096, 32, 32, 32, 11_008, 32_000, 4096)
+SMALL = _Shape(2048, 12, 32, 4, 5632, 32_000, 32_768)
+OTHERS = {
+    "7B-Q4_0": _Shape(4096, 32, 32, 32, 11_008, 32_000, 4096),
+    "experts-Q4_0": _Shape(1024, 12, 16, 4, 768, 32_000, 32_768, experts=16, chosen=4),
+    "vocabulary-Q4_0": _Shape(1024, 12, 16, 4, 2816, 250_000, 32_768),
+}
+"""Files with random bits, written without llama.cpp: of 3.8 GB, a mixture, and one with a large vocabulary."""
 _SEED, _STANDARD_DEVIATION = 0, 0.02
 
 
 def random_file(kind: str, folder: Path, quantise: Path) -> Path:
-    """Return a file of a Llama with 594 million tied random parameters, or with 7 billion, written at the first use.
+    """Return a file of a Llama with 594 million tied random parameters, or of another shape, written at the first use.
 
     Args:
-        kind: one of `TYPES`, or `LARGE`.
+        kind: one of `TYPES`, or of `OTHERS`.
         folder: the place of the files, made if it does not exist.
         quantise: the program `llama-quantize`.
 
@@ -39,9 +44,9 @@ def random_file(kind: str, folder: Path, quantise: Path) -> Path:
         OrcaError: the program failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if kind == LARGE:
-        return _written(folder / f"llama-{LARGE}.gguf", _LARGE_SHAPE, "Q4_0")
-    plain, path = _written(folder / "llama-594M-BF16.gguf", _SMALL_SHAPE, "BF16"), folder / f"llama-594M-{kind}.gguf"
+    if kind in OTHERS:
+        return _written(folder / f"llama-{kind}.gguf", OTHERS[kind], "Q4_0")
+    plain, path = _written(folder / "llama-594M-BF16.gguf", SMALL, "BF16"), folder / f"llama-594M-{kind}.gguf"
     if not path.exists():
         done = subprocess.run([quantise, plain, path, kind], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -73,6 +78,9 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     writer.add_head_count_kv(model.kv_heads)
     writer.add_rope_dimension_count(head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
+    if model.experts:
+        writer.add_expert_count(model.experts)
+        writer.add_expert_used_count(model.chosen)
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
     tokens, merges = tokens_and_merges(model.vocabulary)
     writer.add_tokenizer_model("gpt2")
@@ -83,26 +91,33 @@ def _write(path: Path, model: _Shape, kind: str) -> None:
     writer.add_eos_token_id(model.vocabulary - 1)
     random, stored = np.random.default_rng(_SEED), gguf.GGMLQuantizationType[kind]
     kv, inner = model.kv_heads * head_dim, model.inner
-    layer = {
+    layer: dict[str, tuple[int, ...]] = {
         "attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width),
-        "ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner),
         "attn_norm": (width,), "ffn_norm": (width,),
     }  # fmt: skip
+    mlp: dict[str, tuple[int, ...]] = {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    if model.experts:
+        mlp = {f"{name}_exps": (model.experts, *shape) for name, shape in mlp.items()}
+        mlp["ffn_gate_inp"] = (model.experts, width)
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (model.vocabulary, width), "output_norm": (width,)}
-    shapes |= {f"blk.{number}.{name}": shape for number in range(model.layers) for name, shape in layer.items()}
+    shapes |= {
+        f"blk.{number}.{name}": shape for number in range(model.layers) for name, shape in {**layer, **mlp}.items()
+    }
 
     def values(shape: tuple[int, ...]) -> np.ndarray:
         if kind == "BF16":
             drawn = random.standard_normal(shape, np.float32) * np.float32(_STANDARD_DEVIATION)
             return gguf.quants.quantize(drawn, stored)
-        rows, columns = shape
-        blocks = random.integers(0, 256, (rows, columns // 32, 18), np.uint8)
+        *rows, columns = shape
+        blocks = random.integers(0, 256, (*rows, columns // 32, 18), np.uint8)
         blocks[..., :2] = np.array([_STANDARD_DEVIATION / 4], "<f2").view(np.uint8)  # of numbers from -8 to 7
-        return blocks.reshape(rows, -1)
+        return blocks.reshape(*rows, -1)
 
     for name, shape in shapes.items():
         if len(shape) == 1:
             writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+        elif name.endswith("ffn_gate_inp"):
+            writer.add_tensor(f"{name}.weight", random.standard_normal(shape, np.float32) / np.float32(width**0.5))
         else:
             writer.add_tensor(f"{name}.weight", values(shape), raw_dtype=stored)
     writer.write_header_to_file()

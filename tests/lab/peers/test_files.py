@@ -48,16 +48,17 @@ def test_ratios_are_of_speeds() -> None:
     assert files.ratios_of(rounds) == {"streams_1": [1.0, 1.5, 4.0], "next_turn_ms": [2.0, 2.0, 2.0]}
 
 
-@pytest.mark.parametrize(("kind", "name"), [("BF16", "_SMALL_SHAPE"), (random_file.LARGE, "_LARGE_SHAPE")])
-def test_a_random_file_is_a_model_with_a_tokenizer(
-    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shape = random_file._Shape(64, layers=2, heads=4, kv_heads=2, inner=96, vocabulary=400, positions=128)
-    monkeypatch.setattr(random_file, name, shape)
+@pytest.mark.parametrize("kind", ["BF16", *random_file.OTHERS])
+def test_a_random_file_is_a_model_with_a_tokenizer(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = 4 if kind.startswith("experts") else 0
+    shape = random_file._Shape(64, 2, 4, kv_heads=2, inner=96, vocabulary=400, positions=128, experts=experts, chosen=2)
+    monkeypatch.setattr(random_file, "SMALL", shape)
+    monkeypatch.setitem(random_file.OTHERS, kind, shape) if kind in random_file.OTHERS else None
     path = random_file.random_file(kind, tmp_path, tmp_path / "none")
     config = read_model_config(path)
     assert (config.embed_dim, config.num_layers, config.num_kv_heads, config.vocab_size) == (64, 2, 2, 400)
     assert config.tied_embeddings and config.max_positions == 128
+    assert (config.experts.count if config.experts else 0) == experts
     assert len(load_tokenizer(path).encode("က")) == 1  # three bytes, two merges
 
 
@@ -77,8 +78,9 @@ def test_wrong_flags_are_named_before_anything_is_made(flags: list[str], message
         files.run(parser.parse_args(flags))
 
 
-def test_the_part_of_the_page_has_every_measured_file() -> None:
-    results = json.loads(MEASURED.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_the_part_of_the_page_has_every_measured_file(path: Path) -> None:
+    results = json.loads(path.read_text(encoding="utf-8"))
     assert without_places(results) == results  # no place of this machine
     rows = [line.split(" | ")[0] for line in block().splitlines()]
     assert results["files"] and all(f"| {name}" in rows for name in results["files"])
