@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import sys
+import threading
 from collections.abc import Iterable
 
 import jax
@@ -16,26 +17,36 @@ def give_back(arrays: Iterable[jax.Array]) -> None:
 
     Nothing may be written to them meanwhile.
     """
-    _advise(arrays, mmap.PAGESIZE, mmap.MADV_DONTNEED)
+    if sys.platform == "linux":
+        _advise(_whole_pages(arrays, mmap.PAGESIZE), mmap.MADV_DONTNEED)
 
 
-def use_large_pages(arrays: Iterable[jax.Array]) -> None:
-    """Move the memory of arrays to pages of 2 MiB, if the system has them.
+def use_large_pages(arrays: Iterable[jax.Array]) -> threading.Thread | None:
+    """Begin to move the memory of arrays to pages of 2 MiB, if the system has them, in a thread that is returned.
 
     A processor fetches memory ahead within a page only, and finds a page quicker if there are fewer of them: a core
-    reads matrices 1.15 to 1.25 times as fast (docs/kernels.md).
+    reads matrices 1.15 to 1.25 times as fast (docs/decisions.md). Moving a GiB takes about a second.
     """
-    _advise(arrays, _LARGE_PAGE, _MADV_HUGEPAGE, _MADV_COLLAPSE)
-
-
-def _advise(arrays: Iterable[jax.Array], page: int, *advices: int) -> None:
-    """Give advice about all whole pages in the memory of arrays; what the system refuses has no effect."""
     if sys.platform != "linux":
-        return
+        return None
+    parts = _whole_pages(arrays, _LARGE_PAGE)
+    thread = threading.Thread(target=_advise, args=(parts, _MADV_HUGEPAGE, _MADV_COLLAPSE), daemon=True)
+    thread.start()
+    return thread
+
+
+def _whole_pages(arrays: Iterable[jax.Array], page: int) -> list[tuple[int, int]]:
+    """The first and the last address of the whole pages in each array; none for those without a whole page."""
+    shards = [shard.data for array in arrays for shard in jax.block_until_ready(array).addressable_shards]
+    starts = [(shard.unsafe_buffer_pointer(), shard.nbytes) for shard in shards]
+    parts = [(-(-start // page) * page, (start + size) // page * page) for start, size in starts]
+    return [(first, last) for first, last in parts if first < last]
+
+
+def _advise(parts: Iterable[tuple[int, int]], *advices: int) -> None:
+    """Give advice about parts of the memory. What the system refuses has no effect."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for shard in [shard.data for array in arrays for shard in jax.block_until_ready(array).addressable_shards]:
-        start = shard.unsafe_buffer_pointer()
-        first, last = -(-start // page) * page, (start + shard.nbytes) // page * page
-        for advice in advices if first < last else ():
+    for first, last in parts:
+        for advice in advices:
             madvise(first, last - first, advice)
