@@ -42,7 +42,7 @@ AttentionName = Literal["tpu", "gpu", "triton", "native", "gather", "xla", "refe
 CpuProducts = Literal["auto", "native", "xla"]  # see assembly/products.py
 LoadFormat = Literal["auto", "safetensors", "orbax", "dummy"]
 Quantization = Literal["int8", "int4", "fp8"]  # of weights, see model/quantise.py
-
+QuantizationName = Literal[Quantization, "int8-dynamic", "int4-dynamic"]  # the last two also quantise activations
 SpeculativeMethod = Literal["ngram", "draft_model"]  # see docs/speculation.md
 DEFAULT_NGRAM = 5  # ids; as in vLLM
 MAX_NGRAM = 64
@@ -338,7 +338,7 @@ class EngineConfig:
     revision: str | None = None  # of a model of the Hub: branch, tag or commit; None: its default branch
     download_dir: str | None = None  # cache of models of the Hub; None: that of huggingface_hub
     dtype: DType | Literal["auto"] = "auto"
-    quantization: Quantization | None = None  # of the weights while loading; None: as in config.json
+    quantization: QuantizationName | None = None  # of the weights while loading; None: as in config.json
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int = 64  # the paper's max_bs

@@ -100,7 +100,7 @@ class EngineSummary:
     page_size: int = 0  # tokens of a page of the KV cache
     num_pages: int = 0
     quantization: str | None = None  # of the weights
-    products: str = ""  # of matrices on a CPU: "native" or "xla", see assembly/products.py; empty on other devices
+    products: str = ""  # of matrices on a CPU, see assembly/executor.py; empty on other devices
     kv_groups: tuple[WindowBlocks, ...] = ()  # of a model with windows
     kv_pools: tuple[int, ...] = ()  # blocks of each pool, if there are several
     kv_states: StateBlocks | None = None  # of a model with states

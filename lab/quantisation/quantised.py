@@ -1,8 +1,9 @@
 """Compare quantised weights and KV caches with plain ones: log probabilities, perplexity, speed and memory.
 
 Quality is that of the decoder over whole texts, with keys and values rounded as in the pages of a CPU. A model with
-random weights gets random tokens; its perplexity means nothing, and its errors of log probabilities do. For the speed
-there is an engine for each row, all in memory together, and their passes alternate.
+random weights gets random tokens; its perplexity means nothing, and its errors of log probabilities do. Forms of GGUF
+are those of gguf's own code. For the speed there is an engine for each other row, all in memory together, and their
+passes alternate.
 """
 
 import argparse
@@ -17,18 +18,24 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 from jaxtyping import Array, Float, Int
 
 from orca_jax.assembly.choices import PAGE_SIZE, is_toy
 from orca_jax.assembly.engine import build_engine
+from orca_jax.assembly.executor import arrange
+from orca_jax.assembly.quantised import is_dynamic, weights_of
 from orca_jax.bench.measure import run_workload, warm_up
 from orca_jax.bench.workload.generate import WorkloadRequest
 from orca_jax.bundled import is_preset, model_directory
-from orca_jax.config import DType, EngineConfig, KVCacheDType, ModelConfig, Quantization, page_dtype
+from orca_jax.config import DType, EngineConfig, KVCacheDType, ModelConfig, QuantizationName, page_dtype
 from orca_jax.errors import ConfigError, system_message
 from orca_jax.exec.cache import page_bytes
 from orca_jax.exec.memory import limit_threads
 from orca_jax.kernels.kv_pages import needs_scales, quantise_tokens
+from orca_jax.kernels.native.library import require_library
 from orca_jax.model.describe import read_model_config
 from orca_jax.model.load import load_decoder, tensor_mesh
 from orca_jax.model.stages import whole
@@ -56,19 +63,22 @@ TEXTS = (
     'the first snow." She looked at her hands, and did not answer.',
 )
 RANDOM_TOKENS = 256
-LONGEST = 512
+LONGEST, MOST_TOKENS = 512, 4096  # of a part of a given text, and of all parts
 PROMPT_TOKENS = 16
 
 
 class StorageRow(NamedTuple):
     """A row of the table."""
 
-    weights: Quantization | None = None
+    weights: QuantizationName | None = None
     kv: KVCacheDType | None = None
+    form: str | None = None  # of matrices in a GGUF file, without an engine
 
     @property
     def name(self) -> str:
         """Such as "int8 weights, fp8 KV cache"."""
+        if self.form is not None:
+            return f"{self.form} of GGUF"
         parts = [f"{self.weights} weights"] * bool(self.weights) + [f"{self.kv} KV cache"] * bool(self.kv)
         return ", ".join(parts) or "plain"
 
@@ -81,7 +91,11 @@ ROWS = (
     StorageRow(None, "int8"),
     StorageRow(None, "fp8"),
     StorageRow("int8", "int8"),
+    StorageRow("int8-dynamic"),
+    StorageRow("int4-dynamic"),
+    *(StorageRow(form=form) for form in ("Q8_0", "Q5_0", "Q4_0", "Q4_1")),
 )
+TABLES = "Q8_0"  # the form of tables in such a file
 
 
 def run(args: argparse.Namespace) -> None:
@@ -177,16 +191,41 @@ def _quality(
     limit_threads()
     longest = max(map(len, texts))
     padded = jnp.array([[*ids, *[0] * (longest - len(ids))] for ids in texts], jnp.int32)
-    mesh = tensor_mesh(jax.local_devices()[:1])
     score = jax.jit(log_probabilities, static_argnames="kv")
-    quality, decoder, held = [], None, None
-    for weights, kv in sorted(ROWS, key=lambda row: row.weights or ""):
-        if decoder is None or weights != held:
-            config = replace(model, quantization=weights)
-            decoder, held = load_decoder(source, dtype=args.dtype, mesh=mesh, config=config), weights
-        found = [np.asarray(score(decoder, row, kv=kv))[: len(ids) - 1] for row, ids in zip(padded, texts, strict=True)]
-        quality.append((ROWS.index(StorageRow(weights, kv)), found))
-    return [found for _, found in sorted(quality, key=lambda pair: pair[0])]
+    quality: dict[StorageRow, list[np.ndarray]] = {}
+    decoder, held = None, None
+    for row in sorted(ROWS, key=lambda row: (row.weights or "", row.form or "")):
+        if decoder is None or (row.weights, row.form) != held:
+            decoder, held = _stored(args, source, model, row), (row.weights, row.form)
+        quality[row] = [
+            np.asarray(score(decoder, line, kv=row.kv))[: len(ids) - 1] for line, ids in zip(padded, texts, strict=True)
+        ]
+    return [quality[row] for row in ROWS]
+
+
+def _stored(args: argparse.Namespace, source: str, model: ModelConfig, row: StorageRow) -> Decoder:
+    """The decoder with weights as in a row."""
+    mesh, config = tensor_mesh(jax.local_devices()[:1]), replace(model, quantization=weights_of(row.weights))
+    decoder = load_decoder(source, dtype=args.dtype, mesh=mesh, config=config)
+    if is_dynamic(row.weights):
+        arrange("cpu", decoder)
+        decoder.pack(require_library(None)._replace(activation_bits=8), 1)
+    if row.form is not None:
+        state = nnx.state(decoder)
+        for path, variable in nnx.to_flat_state(state):
+            if path[-1] in ("kernel", "table"):
+                form = TABLES if path[-1] == "table" else row.form
+                variable.set_value(_rounded_as(form, np.asarray(variable.get_value()), is_table=path[-1] == "table"))
+        nnx.update(decoder, state)
+    return decoder
+
+
+def _rounded_as(form: str, values: np.ndarray, *, is_table: bool) -> Array:
+    """Matrices [*L, I, O], or a table [V, E], after their way through a GGUF file."""
+    rows = values if is_table else np.swapaxes(values, -1, -2)  # a file has the inputs of an output together
+    kind = GGMLQuantizationType[form]
+    found = dequantize(quantize(rows.astype(np.float32), kind), kind)
+    return jnp.asarray(found if is_table else np.swapaxes(found, -1, -2), values.dtype)
 
 
 def _config(args: argparse.Namespace, model: ModelConfig, storage: StorageRow) -> EngineConfig:
@@ -209,32 +248,36 @@ def _config(args: argparse.Namespace, model: ModelConfig, storage: StorageRow) -
 
 
 def _texts(args: argparse.Namespace, source: str, model: ModelConfig) -> list[tuple[int, ...]]:
-    """The ids of each text, shortened to the longest request."""
+    """The ids of each text, shortened to the longest request; of a given one those of its parts."""
     if is_preset(args.model):
         if args.text is not None:
             raise ConfigError(f"text has no effect on {args.model}, which has no tokenizer; leave it out", param="text")
         ids = np.random.default_rng(0).integers(0, model.vocab_size, RANDOM_TOKENS)
         return [tuple(ids.tolist())]
     tokenizer = load_tokenizer(source)
+    longest = min(LONGEST, model.max_positions)
     given: Sequence[str] = TEXTS
     if args.text is not None:
         try:
-            given = [text for text in args.text.read_text(encoding="utf-8").split("\n\n") if text.strip()]
+            given = (args.text.read_text(encoding="utf-8"),)
         except (OSError, UnicodeDecodeError) as error:
             message = system_message(error) if isinstance(error, OSError) else f"{args.text} is not UTF-8"
             raise ConfigError(f"text: {message}", param="text") from None
-    encoded = [tuple(tokenizer.encode(text))[: min(LONGEST, model.max_positions)] for text in given]
-    texts = [ids for ids in encoded if len(ids) > 1]
+    encoded: list[tuple[int, ...]] = [tuple(tokenizer.encode(text)) for text in given]
+    if args.text is not None:
+        encoded = [
+            encoded[0][start : start + longest] for start in range(0, min(len(encoded[0]), MOST_TOKENS), longest)
+        ]
+    texts = [ids[:longest] for ids in encoded if len(ids) > 1]
     if not texts:
-        raise ConfigError(f"text: {args.text} has no text of two tokens or more", param="text")
+        raise ConfigError(f"text: {args.text} has fewer than two tokens", param="text")
     return texts
 
 
 def _speeds(args: argparse.Namespace, model: ModelConfig) -> list[float | None]:
     """The median of output tokens per second over all passes of each row's engine."""
-    if not args.passes:
-        return [None] * len(ROWS)
-    engines = [build_engine(_config(args, model, storage)) for storage in ROWS]
+    measured = [row for row in ROWS if row.form is None] if args.passes else []
+    engines = [build_engine(_config(args, model, storage)) for storage in measured]
     ids = np.random.default_rng(1).integers(0, model.vocab_size, (args.rows, PROMPT_TOKENS))
     workload = [WorkloadRequest(0.0, tuple(row), args.output_len) for row in ids.tolist()]
     for built in engines:
@@ -245,14 +288,14 @@ def _speeds(args: argparse.Namespace, model: ModelConfig) -> list[float | None]:
             own.append(args.rows * args.output_len / run_workload(built.engine, workload).wall)
     for built in engines:
         built.close()
-    return [statistics.median(own) for own in speeds]
+    return [statistics.median(own) for own in speeds] + [None] * (len(ROWS) - len(engines))
 
 
-def _memory(model: ModelConfig, storage: StorageRow, dtype: DType) -> dict[str, float]:
-    """Bytes of weights, and of a token in the KV cache of a CPU."""
-    weights = stage_weights(replace(model, quantization=storage.weights), dtype, 1, whole(model))
+def _memory(model: ModelConfig, storage: StorageRow, dtype: DType) -> dict[str, float | None]:
+    """Bytes of weights, but not those of a file, and of a token in the KV cache of a CPU."""
+    weights = stage_weights(replace(model, quantization=weights_of(storage.weights)), dtype, 1, whole(model))
     slot = page_bytes(model, PAGE_SIZE, page_dtype(storage.kv or dtype)) / PAGE_SIZE
-    return {"weight_bytes": weights, "kv_bytes_per_token": slot}
+    return {"weight_bytes": weights if storage.form is None else None, "kv_bytes_per_token": slot}
 
 
 def _print(report: Sequence[dict[str, float | str | None]]) -> None:
@@ -261,5 +304,6 @@ def _print(report: Sequence[dict[str, float | str | None]]) -> None:
     for row in report:
         name, perplexity, mean, largest, speed, weights, slots = row.values()
         speed = f"{speed:.1f}" if isinstance(speed, float) else "-"
-        cells = f"{perplexity:.3f}", f"{mean:.4f}", f"{largest:.3f}", speed, f"{float(weights or 0) / 1e6:.1f}"
+        size = f"{weights / 1e6:.1f}" if isinstance(weights, int | float) else "-"
+        cells = f"{perplexity:.3f}", f"{mean:.4f}", f"{largest:.3f}", speed, size
         print(f"{name:26}" + "".join(f"{cell:>17}" for cell in (*cells, f"{slots:.0f}")))

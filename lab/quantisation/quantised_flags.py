@@ -11,7 +11,10 @@ def add_args(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of plain weights (default: float32)"
     )
     parser.add_argument(
-        "--text", type=Path, metavar="FILE", help="texts separated by empty lines; default: five short ones, bundled"
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="a text, whose first 4,096 tokens are read in parts of 512; default: five short ones, bundled",
     )
     parser.add_argument("--rows", type=int, default=8, metavar="N", help="requests at once (default: 8)")
     parser.add_argument("--output-len", type=int, default=32, metavar="N", help="tokens of each request (default: 32)")

@@ -103,7 +103,7 @@ def describe(config: EngineConfig, drafts: Drafts | None) -> Described:
     """
     config = pinned(config)
     source, texts = directory_of(config) or config.model, texts_of(config)
-    model = quantised(config, read_model_config(source, config.decoder))
+    model = quantised(config, read_model_config(source, config.decoder), source)
     max_model_len = config.max_model_len or model.max_positions
     tokenizer = tokenizer_of(config.tokenizer, source)
     check_weights(source, config.load_format)

@@ -83,10 +83,11 @@ class PlacedModel:
 
     @property
     def products(self) -> str:
-        """The products of matrices on a CPU, "native" or "xla"; empty on other devices."""
+        """The products of matrices on a CPU, "native", "native in 8 bits" or "xla"; empty on other devices."""
         if self.platform != "cpu":
             return ""
-        return "xla" if self.library is None else "native"
+        own = "native in 8 bits" if self.library and self.library.activation_bits == 8 else "native"
+        return "xla" if self.library is None else own
 
 
 def place_model(

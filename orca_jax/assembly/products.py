@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
+from orca_jax.assembly.quantised import is_dynamic, weights_of
 from orca_jax.assembly.resolve import dtype_of
 from orca_jax.assembly.support import Facts, refusal
 from orca_jax.config import DType
@@ -38,13 +39,26 @@ def choose_products(facts: Facts, directory: str | None) -> Products:
         facts: the settings, and all facts but the type. "auto" takes the library where it is known to be faster, or
             found to be by a trial, and for matrices of few bits. Experts on several devices, weights in fp8 and
             decoders from outside this package have products of XLA. Products of few bits are those with activations of
-            16 bits, unless the settings have a type: in float32 they are those of the dequantised matrix. On a CPU the
-            type "auto" is bfloat16 if the checkpoint has it and the library multiplies it.
+            16 bits, unless the settings have a type: in float32 they are those of the dequantised matrix. A dynamic
+            quantisation has activations of 8 bits. On a CPU the type "auto" is bfloat16 if the checkpoint has it and
+            the library multiplies it.
         directory: the directory of compiled programs; it keeps the library too, and the result of the trial.
 
     Raises:
-        ConfigError: the library is wanted and cannot be used; `param` is "cpu_products".
+        ConfigError: the library is wanted and cannot be used; `param` is "cpu_products". Or a dynamic quantisation
+            needs it; `param` is "quantization".
     """
+    chosen, name = _chosen(facts, directory), facts.config.quantization
+    if not is_dynamic(name):
+        return chosen
+    if chosen.library is None:
+        message = f"quantization {name} needs the products of the library in C, and this engine has those of XLA"
+        raise ConfigError(f"{message}; use {weights_of(name)} (docs/kernels.md says who has it)", param="quantization")
+    return chosen._replace(library=chosen.library._replace(activation_bits=8))
+
+
+def _chosen(facts: Facts, directory: str | None) -> Products:
+    """`choose_products` without the activations of a dynamic quantisation."""
     wanted, dtype = facts.config.cpu_products, dtype_of(facts.config.dtype, facts.platform)
     if facts.platform != "cpu" or wanted == "xla" or facts.num_hosts > 1:
         return Products(dtype, None)
@@ -53,7 +67,7 @@ def choose_products(facts: Facts, directory: str | None) -> Products:
     if library is None:
         return Products(dtype, None)
     if facts.has_few_bits:
-        return Products(dtype, library._replace(narrows=is_auto))
+        return Products(dtype, library._replace(activation_bits=16 if is_auto else 0))
     from orca_jax.assembly.trial import is_faster
     from orca_jax.model.stored_type import stored_dtype
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from orca_jax.assembly.choices import SCHEDULERS, Budget, Choices, check_numbers, choices_of
+from orca_jax.assembly.quantised import kind_of, weights_of
 from orca_jax.bundled import is_gguf, is_preset
 from orca_jax.checks import did_you_mean, is_class_name
 from orca_jax.config import EngineConfig, ModelConfig
@@ -275,7 +276,7 @@ NEEDS: tuple[Need, ...] = (
     Need("speculative_config", (None,), lambda f: not f.known.has_states,
          "speculative_config does not cover {f.known.family}, whose layers keep states: a state cannot go back "
          "before refused proposals; leave it out", "model"),
-    Need("quantization", (None,), lambda f: f.known.quantization in (None, f.config.quantization),
+    Need("quantization", (None,), lambda f: f.known.quantization in (None, weights_of(f.config.quantization)),
          "quantization {f.config.quantization} contradicts config.json of the model, which has "
          "{f.known.quantization} weights; leave quantization out, or convert the original model", "model"),
     Need("max_model_len", (None,), lambda f: (f.config.max_model_len or 0) <= f.known.max_positions,
@@ -351,14 +352,15 @@ def check_support(facts: Facts, *moments: Moment) -> None:
             raise error
 
 
-def quantised(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """Return the model with the kind of quantisation that the settings ask for.
+def quantised(config: EngineConfig, model: ModelConfig, source: str = "") -> ModelConfig:
+    """Return the model with the kind of quantisation that the settings ask for; the files are those of `source`.
 
     Raises:
         ConfigError: the model cannot be served, or does not support a setting; `param` names the setting.
     """
     check_support(Facts(config, model=model), "model")
-    return model if config.quantization is None else replace(model, quantization=config.quantization)
+    kind = kind_of(config.quantization, "" if config.load_format == "dummy" else source)
+    return model if kind is None else replace(model, quantization=kind)
 
 
 def check_settings(config: EngineConfig) -> Choices:

@@ -165,7 +165,7 @@ def _plan(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     if args.compile:
         topology_of(devices, 1)  # refused before the table is printed
     platform = devices.kind.platform
-    facts = Facts(config, model=quantised(config, model), platform=platform, source=str(directory))
+    facts = Facts(config, model=quantised(config, model, str(directory)), platform=platform, source=str(directory))
     dtype = choose_products(facts, cache_directory(config.compile_cache)).dtype
     pages = page_type(dtype, platform, has_bfloat16=multiplies_bfloat16())
     demand = Demand(

@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 from orca_jax import LLM, SamplingParams
 from orca_jax.assembly import products, trial
 from orca_jax.assembly.products import Products, choose_products
-from orca_jax.assembly.support import Facts, check_support
+from orca_jax.assembly.support import Facts, check_support, quantised
 from orca_jax.bundled import model_directory
-from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig, Quantization
+from orca_jax.config import CpuProducts, DType, EngineConfig, ModelConfig, Quantization, QuantizationName
 from orca_jax.errors import ConfigError
 from orca_jax.kernels import native
 from orca_jax.kernels.native import Library
@@ -102,7 +102,7 @@ def test_few_bits_need_no_trial(model: ModelConfig, machine: Machine) -> None:
     for kind in ("int8", "int4"):
         held = replace(model, quantization=kind)
         facts = Facts(EngineConfig(), model=held, platform="cpu")
-        assert choose_products(facts, None) == ("float32", WIDE._replace(narrows=True))
+        assert choose_products(facts, None) == ("float32", WIDE._replace(activation_bits=16))
         for dtype in get_args(DType):
             assert chosen(held, dtype=dtype) == (None if dtype == "float16" else WIDE)
         assert chosen(held, "xla") is None
@@ -116,13 +116,40 @@ def test_a_type_of_the_settings_is_that_of_products_of_few_bits(model: ModelConf
         assert choose_products(facts, None) == (dtype, WIDE)
 
 
+@pytest.mark.parametrize("name", ["int8-dynamic", "int4-dynamic"])
+def test_a_dynamic_quantisation_needs_the_library(name: QuantizationName, model: ModelConfig, machine: Machine) -> None:
+    config = EngineConfig(quantization=name)
+    held = quantised(config, model)
+    assert held.quantization == name.removesuffix("-dynamic")
+    machine(WIDE)
+    facts = Facts(config, model=held, platform="cpu")
+    assert choose_products(facts, None).library == WIDE._replace(activation_bits=8)
+    for other in (replace(facts, platform="gpu"), replace(facts, config=replace(config, cpu_products="xla"))):
+        with pytest.raises(ConfigError, match=f"{name} needs the products of the library in C.*; use int") as error:
+            choose_products(other, None)
+        assert error.value.param == "quantization"
+
+
+def test_a_dynamic_quantisation_keeps_the_bits_of_a_file(tmp_path: Path, model: ModelConfig, machine: Machine) -> None:
+    """Those of a file with four bits; int4-dynamic does not keep eight."""
+    machine(WIDE)
+    for kind, kept in ((Kind.Q4_1, ("int8-dynamic", "int4-dynamic")), (Kind.Q8_0, ("int8-dynamic",))):
+        path = str(write(tmp_path / f"{kind.name}.gguf", "qwen3", kind))
+        for name in get_args(QuantizationName)[3:]:
+            config = EngineConfig(quantization=name)
+            held = quantised(config, model, path)
+            assert held.quantization == (None if name in kept else "int4")
+            facts = Facts(config, model=held, platform="cpu", source=path)
+            assert choose_products(facts, None).library == WIDE._replace(activation_bits=8)
+
+
 def test_gguf_files_of_few_bits_have_their_products(tmp_path: Path, model: ModelConfig, machine: Machine) -> None:
     machine(WIDE, is_faster=False)
     path = write(tmp_path / "model.gguf", "qwen3", Kind.Q4_1)
     for settings, has_few_bits in ((EngineConfig(), True), (EngineConfig(load_format="dummy"), False)):
         facts = Facts(settings, model=model, platform="cpu", source=str(path))
         assert facts.has_few_bits == has_few_bits
-        assert choose_products(facts, None).library == (WIDE._replace(narrows=True) if has_few_bits else None)
+        assert choose_products(facts, None).library == (WIDE._replace(activation_bits=16) if has_few_bits else None)
 
 
 def checkpoint(folder: Path, values: dict[str, Any], **tensors: Any) -> Path:
@@ -247,16 +274,17 @@ def test_tokens_of_a_gguf_file_are_those_of_its_dequantised_matrices(
 def test_tokens_of_few_bits_are_those_of_xla(kind: Quantization, devices: int, program_cache: str) -> None:
     """In float32 all tokens are equal; with 16 bits they do not depend on the schedule."""
     library_of()  # or skip
-    of_kind = partial(run, program_cache, quantization=kind, tensor_parallel_size=devices)
+    of_kind = partial(run, program_cache, tensor_parallel_size=devices)
     other = {"max_num_batched_tokens": 4, "scheduler": "orca"}
     runs: tuple[tuple[CpuProducts, dict[str, Any]], ...] = (
         ("native", {"dtype": "float32"}), ("native", {"dtype": "float32", **other}), ("xla", {"dtype": "float32"}),
         ("native", {"dtype": "bfloat16"}), ("native", {"dtype": "bfloat16", **other}),
     )  # fmt: skip
+    dynamic = {"quantization": f"{kind}-dynamic"}
     tokens = []
-    for wanted, settings in runs:
-        llm, each = of_kind(wanted=wanted, **settings)
+    for wanted, settings in (*runs, ("native", dynamic), ("native", {**dynamic, **other})):
+        llm, each = of_kind(wanted=wanted, **{"quantization": kind, **settings})
         with llm:
-            assert llm._built.summary.products == wanted
+            assert llm._built.summary.products == wanted + " in 8 bits" * ("quantization" in settings)
         tokens.append(each)
-    assert tokens[1:3] == [tokens[0]] * 2 and tokens[3] == tokens[4]
+    assert tokens[1:3] == [tokens[0]] * 2 and tokens[3] == tokens[4] and tokens[5] == tokens[6]

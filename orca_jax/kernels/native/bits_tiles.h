@@ -30,8 +30,9 @@ typedef struct {
   int64_t rows, inputs, outputs, groups, num_units;  // groups of scales, and units of a column
   int64_t by_group, by_unit;                         // input i is in the group i * by_group >> INVERSE
   int bits, is_float32, is_half;                     // `is_half`: scales and minima are float16
+  int is_short;                                      // x has 8 bits
   // x by groups of GROUP inputs, then by rows
-  void *numbers;    // float32 or int16
+  void *numbers;    // float32, int16 or int8
   float *sizes;     // scales of x
   float *weights;   // sums of x, for minima
   int32_t *totals;  // sums of the integers
@@ -56,6 +57,7 @@ typedef struct {
   const uint32_t *words;
   const Vector (*expanded)[2];  // entries of each input
   const Pairs (*pairs)[2];      // numbers of each two inputs
+  const Words (*bytes)[2];      // numbers of each four inputs
 } Chunk;
 
 #define PART(bits) ((bits) == 6 ? 16 : 32)  // inputs

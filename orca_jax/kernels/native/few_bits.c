@@ -15,8 +15,9 @@
 // A call multiplies the same x by several matrices, whose blocks the threads take as if they were those of one matrix.
 // A product reads one matrix of its stacks, or those of experts, each for its own rows of x.
 //
-// There are two forms. With 16 bits, each GROUP inputs of a row become integers of 16 bits with a scale. Their products
+// There are three forms. With 16 bits, each GROUP inputs of a row become integers of 16 bits with a scale. Their products
 // are summed exactly, so neither the tile nor the instruction changes a bit; the sums of groups are added in float32.
+// With 8 bits it is the same with fewer products, and less precise (`byte_tiles.h`).
 // With float32, entries are what the matrix stands for, rounded to float32; many rows share a chunk of them in the
 // first cache.
 
@@ -24,6 +25,7 @@
 #include <string.h>
 
 #include "bits_tiles.h"
+#include "byte_tiles.h"
 
 #define PANEL 120  // rows with their sums in the cache
 #define MOST 8     // matrices of a call
@@ -38,8 +40,8 @@ typedef struct {
 
 // ---- x -------------------------------------------------------------------------------------------------------------
 
-// GROUP numbers as integers times a scale. NaN and infinity make the scale NaN.
-INLINE void to_sixteen_bits(const float *x, int16_t *numbers, float *size, int32_t *total) {
+// GROUP numbers as integers up to `limit` times a scale. NaN and infinity make the scale NaN.
+INLINE void to_integers(const float *x, int16_t *numbers, float *size, int32_t *total, const float limit) {
   Integers most = {0}, sums = {0};
   for (int i = 0; i < GROUP; i += LANES) {
     const Integers magnitude = *(const Integers *)(x + i) & 0x7fffffff, is_larger = magnitude > most;
@@ -50,7 +52,7 @@ INLINE void to_sixteen_bits(const float *x, int16_t *numbers, float *size, int32
   float top;
   memcpy(&top, &top_bits, sizeof top);
   const int is_finite = top_bits < 0x7f800000, is_zero = top < 1e-30f;
-  const float to_integer = 12582912, factor = is_finite && !is_zero ? 32767 / top : 0;  // 1.5 * 2^23 drops a fraction
+  const float to_integer = 12582912, factor = is_finite && !is_zero ? limit / top : 0;  // 1.5 * 2^23 drops a fraction
   for (int i = 0; i < GROUP; i += LANES) {
     const Vector shifted = (is_finite ? *(const Vector *)(x + i) : (Vector){0}) * factor + to_integer;
     const Integers rounded = (Integers)shifted - 0x4b400000;
@@ -59,7 +61,7 @@ INLINE void to_sixteen_bits(const float *x, int16_t *numbers, float *size, int32
   }
   *total = 0;
   for (int i = 0; i < LANES; i++) *total += sums[i];
-  *size = !is_finite ? NAN : is_zero ? 0 : top / 32767;
+  *size = !is_finite ? NAN : is_zero ? 0 : top / limit;
 }
 
 static void prepare_groups(const void *list, int64_t begin, int64_t end) {
@@ -72,8 +74,10 @@ static void prepare_groups(const void *list, int64_t begin, int64_t end) {
         memcpy((float *)p->numbers + at * GROUP, x, sizeof(float[GROUP]));
         continue;
       }
-      to_sixteen_bits(x, (int16_t *)p->numbers + at * GROUP, p->sizes + at, p->totals + at);
+      int16_t *numbers = (int16_t *)p->numbers + at * GROUP, narrow[GROUP];
+      to_integers(x, p->is_short ? narrow : numbers, p->sizes + at, p->totals + at, p->is_short ? 127 : 32767);
       p->weights[at] = p->sizes[at] * p->totals[at];
+      if (p->is_short) store_bytes(p, at, narrow);
     }
 }
 
@@ -120,11 +124,19 @@ FORMS(8)
 TILES(tile_of_32, tile_of_pairs, UP_TO_6, 32)
 TILES(tile_of_16, tile_of_pairs, UP_TO_6, 16)
 TILES(float_tile, tile_in_float32, ALL_TILES)
+TILES(tile_of_words_of_4_bits, tile_of_bytes, UP_TO_4, 4, 0)
+TILES(tile_of_words_of_5_bits, tile_of_bytes, UP_TO_4, 5, 0)
+TILES(tile_of_words_of_6_bits, tile_of_bytes, UP_TO_4, 6, 0)
+TILES(byte_tile_of_32, tile_of_bytes, NARROW_TILES, 4, 1)
+TILES(byte_tile_of_16, tile_of_bytes, NARROW_TILES, 6, 1)
+TILES(byte_tile_of_8_bits, tile_of_bytes, NARROW_TILES, 8, 1)
 
 #define ALL_FORMS(name) {name##4_bits, name##5_bits, name##6_bits, NULL, name##8_bits}  // from 4 bits on
 static Tile *const short_tiles[] = ALL_FORMS(short_tile_of_);
 static ExpandPairs *const pair_expansions[] = ALL_FORMS(pairs_of_);
 static Expand *const expansions[] = ALL_FORMS(expand_);
+static Tile *const tiles_of_words[] = {tile_of_words_of_4_bits, tile_of_words_of_5_bits, tile_of_words_of_6_bits};
+static Tile *const byte_tiles[] = {byte_tile_of_32, byte_tile_of_32, byte_tile_of_16, NULL, byte_tile_of_8_bits};
 
 // All rows of a panel by a chunk, in tiles of about the same number of rows.
 static void multiply_chunk(const Product *p, int64_t row, int64_t rows, Chunk *chunk, Vector (*sums)[2]) {
@@ -136,6 +148,10 @@ static void multiply_chunk(const Product *p, int64_t row, int64_t rows, Chunk *c
     expansions[p->bits - 4](p, chunk, expanded);
     chunk->expanded = (const Vector(*)[2])expanded;
     tile = float_tile, most = ROWS;
+  } else if (p->is_short) {
+    const int is_wide = p->bits == 8 || rows > 4;
+    if (is_wide) chunk->bytes = p->bits == 8 ? (const void *)chunk->words : expand_bytes(chunk, pairs, p->bits);
+    tile = is_wide ? byte_tiles[p->bits - 4] : tiles_of_words[p->bits - 4], most = is_wide ? NARROW : 4;
   } else if (LANES == 8 && rows > NARROW) {  // with AVX-512 it is slower
     pair_expansions[p->bits - 4](p, chunk, pairs);
     chunk->pairs = (const Pairs(*)[2])pairs;
@@ -248,7 +264,7 @@ static int read_product(Product *p, const XLA_FFI_Buffer *const *given, const XL
 
 // Arguments: x; then for each product words, scales, minima and units, the last two empty if there are none, and the
 // place of its matrix in the stacks. Results: those of the products. Attributes, by name: the number of devices that
-// share the processors, and 1 for the form in float32.
+// share the processors, and the form: 0 with 16 bits, 1 in float32, 2 with 8 bits.
 XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   List list = {.count = frame->rets.size};
@@ -256,7 +272,7 @@ XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
     return refuse(frame, "products of few bits have x, five arguments and a result for each, and two attributes");
   const XLA_FFI_Buffer *x = frame->args.args[0];
   const int64_t devices = attribute(frame, 0), rows = x->dims[0], inputs = x->dims[1];
-  const int is_float32 = attribute(frame, 1);
+  const int form = attribute(frame, 1), is_float32 = form == 1;
   const int64_t parts = rows * inputs / GROUP, each = is_float32 ? sizeof(float[GROUP]) : sizeof(int16_t[GROUP]);
   uint8_t *memory = malloc(parts * (each + 2 * sizeof(float) + sizeof(int32_t)) + 1);
   if (memory == NULL) return refuse(frame, "there is no memory for a product of few bits");
@@ -270,6 +286,7 @@ XLA_FFI_Error *orca_jax_few_bits_products(XLA_FFI_CallFrame *frame) {
         .rows = rows,
         .inputs = inputs,
         .is_float32 = is_float32,
+        .is_short = form == 2,
         .numbers = memory,
         .sizes = sizes,
         .weights = sizes + parts,

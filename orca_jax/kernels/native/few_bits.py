@@ -57,6 +57,7 @@ class FewBits:
         return jnp.matmul(x.astype(jnp.float32), self.dequantised(), precision=jax.lax.Precision.HIGHEST)
 
 
+_FORMS = {"float32": 1, "int8": 2}  # others are 0
 _ARRAYS = ("words", "scales", "minima", "units")
 
 
@@ -191,8 +192,9 @@ def few_bits_products(
     Args:
         x: activations.
         matrices: of any number of bits, in one call of the library, or one for each if some have an order.
-        dtype: float32 for products in float32. In another type each `INPUTS` inputs of a row become integers of 16 bits
-            with a scale. Their products are summed exactly in groups of them, and then in float32.
+        dtype: float32 for products in float32. In another type each `INPUTS` inputs of a row become integers with a
+            scale, of 8 bits for int8, else of 16. Their products are summed exactly in groups of them, and then in
+            float32.
         devices: those that share the processors of this machine.
     """
     for each in matrices:
@@ -209,7 +211,7 @@ def _products(x: Array, matrices: Sequence[PackedBits], dtype: jnp.dtype, device
     given = [array for matrix in matrices for array in _arguments(bits_in_stack(matrix, len(x)))]
     shapes = [(x.shape[0], m.words.shape[-3] * m.words.shape[-1]) for m in matrices]
     call = jax.ffi.ffi_call(FEW_BITS_PRODUCTS, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
-    return list(call(x, *given, devices=np.int64(devices), is_float32=np.int64(dtype == jnp.float32)))
+    return list(call(x, *given, devices=np.int64(devices), form=np.int64(_FORMS.get(jnp.dtype(dtype).name, 0))))
 
 
 def bits_in_stack(matrix: PackedBits, num_rows: int | Int[Array, ""]) -> PackedBits:

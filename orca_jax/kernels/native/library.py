@@ -65,7 +65,7 @@ class Library(NamedTuple):
     width: int  # columns of a block of a packed matrix
     has_amx: bool = False  # for packed matrices in bfloat16
     name: str = "native"  # differs with its code, the processor, the version of JAX and that of the compiler
-    narrows: bool = False  # activations have 16 bits in products of few bits, also beside weights in float32
+    activation_bits: int = 0  # in products of few bits, 16 or 8; 0: float32, or 16 bits beside weights in bfloat16
 
 
 _registered: list[Library] = []  # one at most

@@ -5,7 +5,7 @@ Where the library in C multiplies them, matrices of some types keep their bits. 
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -207,9 +207,10 @@ def _experts(weight: Weight, config: ModelConfig) -> Sequence[int | None]:
     return range(min(config.experts.count, MOST_EXPERTS))
 
 
-def has_few_bits(path: Path) -> bool:
-    """True if `keep_few_bits` may replace matrices. Raises ConfigError as `load_gguf` does."""
-    return any(tensor.kind.name in BLOCK_KINDS for tensor in read_header(path).tensors.values())
+def has_few_bits(path: Path, bits: Collection[int] = range(4, 9)) -> bool:
+    """True if `keep_few_bits` may replace matrices of so many bits. Raises ConfigError as `load_gguf` does."""
+    kinds = [BLOCK_KINDS.get(tensor.kind.name) for tensor in read_header(path).tensors.values()]
+    return any([kind is not None and kind.form.bits in bits for kind in kinds])
 
 
 def keep_few_bits(path: Path, decoder: Decoder, library: Library, num_devices: int) -> None:

@@ -50,7 +50,7 @@ class PackedBitsMatrix(nnx.Module):
     Args:
         packed: its arrays, or their sharded shapes; those of a stack have the layers as their first axis.
         layout: the place of the matrix.
-        dtype: float32 for products in float32, another type for activations of 16 bits.
+        dtype: float32 for products in float32, int8 for activations of 8 bits, another type for those of 16 bits.
     """
 
     def __init__(self, packed: PackedBits, layout: PackedLayout, dtype: jnp.dtype) -> None:
@@ -199,7 +199,7 @@ def packed_bits_table(held: QuantisedTable, library: Library, num_devices: int) 
 
 def _form(dtype: jnp.dtype, library: Library) -> jnp.dtype:
     """The type that stands for the form of products with few bits beside weights of a type."""
-    return jnp.dtype(jnp.bfloat16) if library.narrows else dtype
+    return {0: dtype, 8: jnp.dtype(jnp.int8), 16: jnp.dtype(jnp.bfloat16)}[library.activation_bits]
 
 
 def _packed_bits(

@@ -16,9 +16,9 @@ from tests.covering import covering
 from tests.kernels.native.machine import SANITIZED, library_of, needs_library, run_cases
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")  # for all but the library
-FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
-FORMS = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "16 bits"])
-ERRORS = {FLOAT32: 5e-7, BFLOAT16: 1e-5}
+FLOAT32, BFLOAT16, INT8 = jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("int8")
+FORMS = pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, INT8], ids=["float32", "16 bits", "8 bits"])
+ERRORS = {FLOAT32: 5e-7, BFLOAT16: 1e-5, INT8: 2e-3}
 """The largest error of a product, relative to the root of the sum of squares of its terms' bounds; see `error`."""
 
 
@@ -131,6 +131,20 @@ def test_a_product(group: int | None, bits: int, dtype: jnp.dtype) -> None:
     for rows in (1, 3, 5, 13, 64, 241):
         x = activations(rows, 384)
         assert error(multiply(x, held, dtype), x, held) < ERRORS[dtype]
+
+
+@needs_library
+@pytest.mark.parametrize(("bits", "has_minima"), [(4, False), (4, True), (5, False), (6, False), (8, False), (8, True)])
+def test_activations_of_8_bits(bits: int, has_minima: bool) -> None:
+    """The product with rounded activations, by each number of rows."""
+    held = matrix(384, 3 * library_of().width, 32, bits, has_minima=has_minima)
+    for rows in (1, 3, 6, 13, 241):
+        x = activations(rows, 384)
+        groups = np.asarray(x).reshape(rows, -1, 32)
+        top = np.abs(groups).max(axis=2, keepdims=True)
+        rounded = (np.rint(groups * (127 / top)) * (top / 127)).reshape(rows, -1)
+        found = multiply(x, held, INT8)
+        assert error(found, jnp.asarray(rounded), held) < 1e-6 < error(found, x, held) < ERRORS[INT8]
 
 
 @needs_library
