@@ -123,9 +123,7 @@ def place_model(
     for index, span in enumerate(spans(weights.config, num_stages)):
         mesh = tensor_mesh(devices[index * size : (index + 1) * size])
         shapes = weights.shapes(mesh, span)
-        arrange_for(weights.keep_bits, devices, library, shapes)
-        if library is not None:
-            shapes.pack(library, len(devices))
+        arrange_and_pack(weights.keep_bits, devices, library, shapes)
         stages.append(PlacedStage(mesh, shapes))
     return PlacedModel(weights, tuple(stages), library)
 
@@ -181,15 +179,29 @@ def _load(placed: PlacedModel, stage: PlacedStage, has_bars: bool) -> StageModel
         return StageModel(None, stage.mesh)
     span = stage.shapes.span
     name = "Loading" if span.is_whole else f"Loading layers {span.start} to {span.stop - 1}"
+    keep, devices, library = placed.weights.keep_bits, placed.devices, placed.library
     # Quantised weights are read in the form of the plain ones, so both have to be unstacked, or neither.
-    reads_stacks = isinstance(stage.shapes.blocks, Block) or placed.weights.keep_bits is not None
-    keep, library = placed.weights.keep_bits, placed.library if reads_stacks else None
-    form = partial(arrange_for, keep, placed.devices, library)
+    reads_stacks = isinstance(stage.shapes.blocks, Block) or keep is not None
+    form = (
+        partial(arrange_and_pack, keep, devices, library)
+        if placed.weights.packs
+        else partial(arrange_for, keep, devices, library if reads_stacks else None)
+    )
     decoder = placed.weights.load(stage.mesh, progress_bar(name, has_bars), span, form)
-    if placed.library is not None:
-        decoder.pack(placed.library, len(placed.devices))
+    if library is not None:
+        if not placed.weights.packs:
+            decoder.pack(library, len(devices))
         use_large_pages(jax.tree.leaves(nnx.state(decoder)))
     return StageModel(decoder, stage.mesh)
+
+
+def arrange_and_pack(
+    keep_bits: KeepBits | None, devices: list[jax.Device], library: Library | None, decoder: Decoder
+) -> None:
+    """`arrange_for`, and then the packed form of the matrices if there is a library."""
+    arrange_for(keep_bits, devices, library, decoder)
+    if library is not None:
+        decoder.pack(library, len(devices))
 
 
 def arrange_for(

@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
+    gc.set_threshold(*RARE_COLLECTIONS)  # imports and programs make many objects that stay
     for number in (signal.SIGTERM, signal.SIGINT):
         # Both reach the whole group; the front end drains and then ends this process.
         signal.signal(number, signal.SIG_IGN)
@@ -122,7 +123,6 @@ def _publisher(start: Start) -> AbstractContextManager["KvEventPublisher | None"
 def _serve(built: Built, start: Start, inbox: Inbox, send: Send, status: EngineStatus) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay until the end; walking them would cost a collection 70 ms
-    gc.set_threshold(*RARE_COLLECTIONS)
     warn_of_reservations(built)
     live = EngineWatch(built.engine, built.timeline_header, send)
     updates, reader = built.prepare_update, built.read_adapter

@@ -105,6 +105,7 @@ class Loading:
         config: the configuration of the model, with the files' value of `tied_embeddings` if they contradict it.
         dtype: the type of the parameters.
         keep_bits: gives matrices the form of the files' own bits; see `keep_few_bits`. None: there is none.
+        packs: files are read into packed matrices, so `arrange` may pack the decoder.
     """
 
     config: ModelConfig
@@ -112,6 +113,7 @@ class Loading:
     _read: Callable[[ModelConfig, Wanted, Progress], nnx.State] | None  # None: random weights
     _seed: int
     keep_bits: KeepBits | None = None
+    packs: bool = False
 
     @property
     def is_random(self) -> bool:
@@ -189,7 +191,7 @@ def prepare_load(
     if is_gguf(str(source)):
         keeps = config.quantization is None and has_few_bits(directory)
         keep = partial(keep_few_bits, directory) if keeps else None
-        return Loading(config, dtype, partial(load_gguf, directory), seed, keep)
+        return Loading(config, dtype, partial(load_gguf, directory), seed, keep, config.quantization is None)
     if load_format == "orbax" or (load_format == "auto" and _has_orbax(directory)):
         return Loading(config, dtype, partial(load_orbax, directory), seed)
     if config.decoder is not None:
@@ -198,7 +200,8 @@ def prepare_load(
             f"orbax.checkpoint to {PARAMS}/ (docs/own_models.md)"
         )
         raise ConfigError(message, param="decoder")
-    return Loading(with_true_head(directory, config, dtype), dtype, partial(load_safetensors, directory), seed)
+    config, packs = with_true_head(directory, config, dtype), config.quantization is None
+    return Loading(config, dtype, partial(load_safetensors, directory), seed, packs=packs)
 
 
 def load_decoder(

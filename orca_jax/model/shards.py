@@ -20,7 +20,7 @@ from jaxtyping import Array
 from orca_jax.config import ModelConfig
 from orca_jax.model.families.base import Weight
 from orca_jax.model.files.finite import NotFinite
-from orca_jax.model.files.stripes import CopyTarget, TensorRows, aligned_empty, as_range, copy
+from orca_jax.model.files.stripes import CopyTarget, PackedTarget, TensorRows, aligned_empty, as_range, copy
 from orca_jax.model.parameters import (
     bounds_of,
     copied_columns,
@@ -42,11 +42,13 @@ class Source(NamedTuple):
         weight: the row of the family's table.
         matrices: those of the layers and experts in the parameter, in order; or a single one.
         num_stacked: first axes of the parameter that number the matrices, such as 2 for layers and experts.
+        packed_width: columns of a block of a packed matrix, whose columns are rows of the files; 0 for plain ones.
     """
 
     weight: Weight
     matrices: tuple[TensorRows, ...]
     num_stacked: int
+    packed_width: int = 0
 
 
 @dataclass(eq=False)
@@ -184,7 +186,7 @@ def _result(job: _MatrixCopy, future: Future[int]) -> tuple[_MatrixCopy, OSError
         return job, error
 
 
-def _place(part: _Filling, config: ModelConfig) -> CopyTarget:
+def _place(part: _Filling, config: ModelConfig) -> CopyTarget | PackedTarget:
     """The memory that a matrix fills, and its rows and columns. Rows beyond the stored ones are zeros."""
     parameter, slab, weight = part.parameter, part.slab, part.parameter.source.weight
     if slab.values is None:
@@ -192,6 +194,11 @@ def _place(part: _Filling, config: ModelConfig) -> CopyTarget:
     values, bounds, shape = slab.values, slab.bounds, parameter.leaf.shape
     for axis in np.unravel_index(part.number, shape[: parameter.source.num_stacked]):
         values, bounds, shape = values[int(axis) - bounds[0].start], bounds[1:], shape[1:]
+    if width := parameter.source.packed_width:
+        blocks, lines, _ = bounds
+        each = shape[-1] // width
+        rows, outputs = (range(size * own.start, size * own.stop) for size, own in ((each, lines), (width, blocks)))
+        return PackedTarget(values, rows, outputs, width)
     columns = _columns(weight, bounds[-1], config)
     if len(bounds) == 1:
         if is_of_vocabulary(weight.path):

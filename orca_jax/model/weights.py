@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -29,7 +28,17 @@ from orca_jax.model.files.expert_stacks import has_stacks, oriented, with_matric
 from orca_jax.model.files.finite import NotFinite
 from orca_jax.model.files.safetensors import StoredTensor, read_header
 from orca_jax.model.files.stripes import DTYPES, FileMatrix, TensorRows
-from orca_jax.model.parameters import Wanted, first_line, flat_parameters, layers_of, split_layer, stored_shape
+from orca_jax.model.packed.matrices import held_values, plain_shape, width_in_file
+from orca_jax.model.parameters import (
+    Wanted,
+    first_line,
+    flat_parameters,
+    layers_of,
+    num_copies,
+    path_of,
+    split_layer,
+    stored_shape,
+)
 from orca_jax.model.shards import Source, fill
 from orca_jax.model.weight_files import check_safetensors
 from orca_jax.progress import Progress
@@ -134,7 +143,8 @@ def load_files(
     Raises:
         CheckpointError: lists every missing, unexpected, misshapen and unreadable tensor.
     """
-    family, leaves = FAMILIES[config.family], flat_parameters(wanted.shapes)
+    family = FAMILIES[config.family]
+    held = {path_of(keys): variable for keys, variable in nnx.to_flat_state(wanted.shapes)}
     if not files.tensors:
         raise CheckpointError(source, files.problems or ["the files contain no tensors"])
     if problem := _too_many_layers(config, files):
@@ -143,14 +153,17 @@ def load_files(
     problems = files.problems + _compare(sources, flat_parameters(wanted.of_model), family, files, config)
     if problems:
         raise CheckpointError(source, problems)
-    leaves = {path: leaf for path, leaf in leaves.items() if path not in others.paths}
-    first = wanted.layers.start
-    matrices = {path: _matrices(path, leaf, sources, files, config, first) for path, leaf in leaves.items()}
+    held = {path: variable for path, variable in held.items() if path not in others.paths}
+    leaves, matrices = dict[str, Any](), dict[str, Source]()
+    for path, variable in held.items():
+        matrices[path] = found = _matrices(path, variable, sources, files, config, wanted.layers.start)
+        leaves[path] = variable.get_value() if found.packed_width else plain_shape(variable)
     values = dict(others.read())
     parts, not_finite, factors = wanted.make_parts(), NotFinite(), dict(config.weight_factors)
     for path, array in fill(leaves, matrices, config, progress, problems, not_finite):
         own = factors.get(split_layer(path)[0], ())
-        values |= parts(path, _multiplied(array, own) if own else array)
+        array = _multiplied(array, own) if own else array
+        values |= parts(path, array if matrices[path].packed_width else held_values(held[path], array))
     if problems:
         raise CheckpointError(source, problems)
     not_finite.warn(source)
@@ -321,7 +334,7 @@ def _find(weight: Weight, family: Family, files: Files, config: ModelConfig) -> 
 
 def _matrices(
     path: str,
-    leaf: jax.ShapeDtypeStruct,
+    variable: nnx.Variable[Any],
     sources: Mapping[str, ParameterSource],
     files: Files,
     config: ModelConfig,
@@ -333,8 +346,12 @@ def _matrices(
     is_stack = weight.stacked and layer is None
     if weight.stacked:
         begin = bisect_left(layers_of(path, config), first + (layer or 0))
-        keys = keys[begin * each : (begin + (leaf.shape[0] if layer is None else 1)) * each]
-    return Source(weight, tuple(files.rows[key] for key in keys), is_stack + weight.is_of_experts)
+        keys = keys[begin * each : (begin + (variable.get_value().shape[0] if layer is None else 1)) * each]
+    found, width = tuple(files.rows[key] for key in keys), 0
+    is_plain = weight.part is None and not weight.first_row and num_copies(path, config) == 1
+    if is_plain and path not in dict(config.weight_factors):
+        width = width_in_file(variable, found[0].num_rows, is_transposed=weight.transpose)
+    return Source(weight, found, is_stack + weight.is_of_experts, width)
 
 
 def _compare(

@@ -145,7 +145,43 @@ class CopyTarget:
             self.values[:, wanted] = part.T
 
 
-def copy(source: TensorRows, places: Sequence[CopyTarget]) -> int:
+@dataclass(frozen=True)
+class PackedTarget:
+    """The place of a part of a packed matrix in memory, whose columns are rows of the file's matrix.
+
+    `values` are blocks of `width` columns in the form of `kernels.native.pack`, filled from the rows `columns` and the
+    columns `rows` of the file's matrix.
+    """
+
+    values: np.ndarray
+    rows: range
+    columns: range
+    width: int
+
+    @property
+    def file_rows(self) -> range:
+        """The needed rows of the file."""
+        return self.columns
+
+    def is_direct(self, source: TensorRows) -> bool:
+        """False: the numbers change their order."""
+        return False
+
+    def scratch(self) -> np.ndarray:
+        """Memory for `take_stripe`: the columns of a block, with padding."""
+        return np.empty((self.width, len(self.rows) + _PADDING // self.values.itemsize), self.values.dtype)
+
+    def take_stripe(self, start: int, stripe: np.ndarray, scratch: np.ndarray) -> None:
+        """Copy what is needed of the rows from `start` on. The inputs of a column in four bytes move together."""
+        blocks, fours = self.values.view(np.uint32), scratch.view(np.uint32)[:, : self.values.shape[1]]
+        first, last = max(start, self.columns.start), min(start + len(stripe), self.columns.stop)
+        assert (first - self.columns.start) % self.width == 0, "stripes have whole blocks"
+        for row in range(first, last, self.width):
+            scratch[:, : len(self.rows)] = stripe[row - start :, self.rows.start : self.rows.stop][: self.width]
+            blocks[(row - self.columns.start) // self.width] = fours.T
+
+
+def copy(source: TensorRows, places: Sequence[CopyTarget | PackedTarget]) -> int:
     """Fill all places from one matrix; each of its rows that is needed is read once.
 
     Returns:

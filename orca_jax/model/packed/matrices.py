@@ -128,6 +128,20 @@ def plain_shape(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, value.dtype, sharding=layout.plain_sharding)
 
 
+def width_in_file(variable: nnx.Variable[Any], num_columns: int, *, is_transposed: bool) -> int:
+    """The columns of a block of a packed parameter, if each column is a row of a matrix in a file; 0 if not.
+
+    Args:
+        variable: a parameter.
+        num_columns: rows of the matrix in the file.
+        is_transposed: the plain parameter is the transposed matrix.
+    """
+    if not isinstance(variable, PackedMatrix) or is_transposed == isinstance(variable, PackedTable):
+        return 0
+    width: int = variable.get_metadata("layout").width
+    return width if variable.get_value().shape[-3] * width == num_columns else 0
+
+
 def held_values(variable: nnx.Variable[Any], read: Array) -> Array:
     """The values of a parameter as the decoder holds them, from those with its `plain_shape`."""
     if not isinstance(variable, PackedMatrix):
