@@ -1,5 +1,6 @@
-"""The memory of a server: of its process and of all that it has started."""
+"""The memory and the processor time of a server: of its process and of all that it has started."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,13 @@ def resident_bytes(pid: int, *, most: bool = False) -> int:
     found = re.compile(r"^VmHWM:\s+(\d+)" if most else r"^VmRSS:\s+(\d+)", re.MULTILINE)
     sizes = [found.search(_text(_PROC / f"{each}/status")) for each in _family(pid)]
     return sum(int(size[1]) * 1024 for size in sizes if size is not None)
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process and its descendants have used; 0 on systems without /proc."""
+    # The name of a process, which may hold spaces, ends with a bracket. The four times include those of ended children.
+    times = [_text(_PROC / f"{each}/stat").rpartition(")")[2].split()[11:15] for each in _family(pid)]
+    return sum(int(ticks) for each in times for ticks in each) / os.sysconf("SC_CLK_TCK")
 
 
 def _family(pid: int) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
 Each start is `python -m orca_jax.serve` in a new process. Flags after `--` are passed to it. The time begins with the
 creation of the process, so unlike the times that the server reports it includes the start of Python. The system's file
-cache is as it was found: the first start may read Python's files from the disk. Memory is that of all processes of the
-server: before the first request, at most until then, and after `--requests`.
+cache is as it was found: the first start may read Python's files from the disk. Memory and processor time are those of
+all processes of the server: before the first request, at most until then, and memory after `--requests` too.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from orca_jax.assembly.choices import is_toy
-from orca_jax.bench.memory import resident_bytes
+from orca_jax.bench.memory import processor_seconds, resident_bytes
 from orca_jax.errors import ConfigError, OrcaError
 from orca_jax.reporting import hardware, print_table
 
@@ -45,6 +45,7 @@ class ServerStart:
     from_cache: int
     phases: dict[str, float]  # seconds in each phase, reported by the server
     reported_s: float  # the server's own total
+    processor_s: float = 0.0  # time of processors until then
     resident_gb: float = 0.0
     peak_gb: float = 0.0
     served_gb: float = 0.0  # resident after all requests
@@ -122,6 +123,7 @@ def measure_start(model: str, cache: str, flags: Sequence[str], timeout: float, 
             try:
                 _wait_until_ready(process, http, begun + timeout)
                 ready = time.monotonic()
+                processor = processor_seconds(process.pid)
                 resident, peak = (resident_bytes(process.pid, most=most) for most in (False, True))
                 before = time.monotonic()
                 _first_token(http)
@@ -142,6 +144,7 @@ def measure_start(model: str, cache: str, flags: Sequence[str], timeout: float, 
         from_cache=start["from_cache"],
         phases=start["seconds"],
         reported_s=start["total"],
+        processor_s=processor,
         resident_gb=resident / 1e9,
         peak_gb=peak / 1e9,
         served_gb=served / 1e9,
