@@ -1,21 +1,24 @@
-"""Memory of the KV cache on a CPU that is taken page by page, as it is used."""
+"""Memory of arrays on a CPU: taken page by page as it is used, given back, and moved to large pages."""
 
 import gc
 import logging
 import os
+import threading
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from orca_jax.exec import untouched as module
-from orca_jax.exec.host_memory import give_back
+from orca_jax.exec.host_memory import give_back, use_large_pages
 from orca_jax.exec.untouched import untouched
 from orca_jax.model.load import tensor_mesh
 
 SHAPE = jax.ShapeDtypeStruct((64, 8, 2**18), jnp.float32)  # 512 MiB
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def sharding_over(devices: int) -> NamedSharding:
@@ -73,3 +76,27 @@ def test_without_the_call_there_are_zeros(monkeypatch: pytest.MonkeyPatch, caplo
         array = untouched(jax.ShapeDtypeStruct((4, 8, 16), jnp.float32), sharding_over(2))
     assert not array.any() and array.sharding.is_equivalent_to(sharding_over(2), 3)
     assert "takes all its memory at once" in caplog.text
+
+
+def large_pages() -> int:
+    """KiB of this process in large pages."""
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:"))
+
+
+def wait(thread: threading.Thread | None) -> None:
+    assert thread is not None
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not _SETTING.exists() or "[never]" in _SETTING.read_text(), reason="the system has no large pages")
+def test_large_arrays_are_in_large_pages() -> None:
+    wanted = np.arange(8 << 20, dtype=np.int32)
+    large, small = jnp.asarray(wanted) + 1, jnp.ones(3)
+    before = large_pages()
+    wait(use_large_pages(jax.block_until_ready([small])))
+    assert large_pages() == before
+    wait(use_large_pages([large, small]))
+    assert large_pages() >= 30 << 10  # of 32 MiB; parts at both ends may stay as they are
+    np.testing.assert_array_equal(large, wanted + 1)
