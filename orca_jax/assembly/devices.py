@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orca_jax.assembly.support import Facts, check_support
 from orca_jax.cluster.messages import ModelJob, ToyJob
+from orca_jax.config import ModelConfig
 from orca_jax.errors import ConfigError
 from orca_jax.step import Executor
 
@@ -86,19 +87,16 @@ def claim_devices(facts: Facts) -> "list[jax.Device]":
     return devices[: size * stages]
 
 
-def devices_of_library(facts: Facts, devices: "list[jax.Device]") -> "list[jax.Device]":
+def devices_of_library(devices: "list[jax.Device]", model: ModelConfig, stages: int) -> "list[jax.Device]":
     """Return those of the devices of one process that share a model multiplied by the library in C.
 
-    Unless the settings have a number, it is one for each socket in each stage: threads that take blocks as they come do
-    not wait for each other as devices with equal parts do (docs/decisions.md).
+    It is one for each socket in each stage: threads that take blocks as they come do not wait for each other as devices
+    with equal parts do (docs/decisions.md).
     """
     from orca_jax.exec.host import num_sockets
     from orca_jax.model.sharding import most_shards
 
-    wanted, stages = facts.chosen.devices, facts.stages
-    if wanted.tensor is not None:
-        return devices
-    return devices[: most_shards(facts.known, min(num_sockets(), len(devices) // stages)) * stages]
+    return devices[: most_shards(model, min(num_sockets(), len(devices) // stages)) * stages]
 
 
 def devices_each(facts: Facts, most: int) -> int:

@@ -146,13 +146,16 @@ class _EngineBuild:
         dtype, library = choose_products(facts, directory)
         if facts.platform == "cpu" and config.gpu_memory_utilization is not None:
             logger.warning("gpu_memory_utilization is for accelerators; num_pages sets the KV cache of a CPU")
+        shared = devices
+        if library is not None and choices.devices.tensor is None:
+            shared = devices_of_library(devices, facts.known, stages)
         placed = place_model(
             found.source,
             found.model,
             dtype=dtype,
             load_format=config.load_format,
             seed=config.seed,
-            devices=devices if library is None else devices_of_library(facts, devices),
+            devices=shared,
             num_stages=stages,
             library=library,
         )
