@@ -244,6 +244,7 @@ class ExecutorConfig:
     num_drafts: int = 0  # most proposed tokens of a launch, each drawn for beside one token of each row
     copies_blocks: bool = False  # there is a program for the copies of a plan
     has_library: bool = False  # on a CPU: attention by the library in C can be the default
+    activation_bits: int = 0  # of products of few bits in the library
 
 
 @names_checked(ConfigError)
@@ -329,9 +330,7 @@ class EngineConfig:
         ConfigError: a setting is unknown, of the wrong type, or not one of its choices; `param` names it.
     """
 
-    model: str = (
-        "demo"  # "demo", "smollm2", a directory, a name of the Hub ("ORG/NAME"), a GGUF file, or "preset:<name>"
-    )
+    model: str = "demo"  # or "smollm2", a directory, a name of the Hub ("ORG/NAME"), a GGUF file, or "preset:<name>"
     tokenizer: str | None = None  # directory, tokenizer.json or name of the Hub; None: that of the model
     decoder: str | None = None  # "module:Class" or "file.py:Class" of a decoder of one's own; None: this package's
     load_format: LoadFormat = "auto"

@@ -1,9 +1,9 @@
 """Measures attention on this CPU: matrix products, sums over parts of a page, and the library in C.
 
     python scripts/measure_attention.py [--dtype bfloat16] [--rows 32] [--context 300] [--repeats 9]
-    python scripts/measure_attention.py --dtype float32 --rows 1 --queries 512 --context 4096 --layers 1
+    python scripts/measure_attention.py --dtype float32 --rows 1 --queries 512 --context 4096 --layers 1 --devices 1
 
-Runs the forms in alternation, over some layers and on a device for each of two processors, and prints the median
+Runs the forms in alternation, over some layers and on two devices, and prints the median
 milliseconds of each, the ratio of the faster form of XLA to the library, and the rate at which the library reads the
 keys and values of all contexts. With several queries of each request both forms of XLA are matrix products. The last
 line is JSON.
@@ -28,8 +28,14 @@ from orca_jax.kernels.native import load_library
 from orca_jax.kernels.ragged_attention import RowArrays, Scores, native, xla
 
 PAGE_SIZE = 128
-SHAPES = ((12, 12, 64), (8, 8, 128), (32, 8, 128), (8, 2, 128), (64, 8, 128))  # query heads, KV heads, head dim
-DEVICES = 2
+SHAPES = (
+    (9, 3, 64),
+    (12, 12, 64),
+    (8, 8, 128),
+    (32, 8, 128),
+    (8, 2, 128),
+    (64, 8, 128),
+)  # query heads, KV heads, head dim
 BY_HEAD = PartitionSpec(None, "heads")
 
 
@@ -115,11 +121,13 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=1, help="of each request, at most its context")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--devices", type=int, default=2, help="that share the heads")
     options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", options.devices)
     if load_library(None) is None:
         sys.exit("this machine has no such library: it needs Linux, AVX2 and a C compiler")
     found = {}
-    for heads, kv_heads, head_dim in SHAPES:
+    for heads, kv_heads, head_dim in (shape for shape in SHAPES if shape[1] % options.devices == 0):
         name = f"{heads} heads, {kv_heads} KV heads of {head_dim}"
         found[name] = measure((heads, kv_heads, head_dim), options)
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found[name].items()))
@@ -128,5 +136,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", DEVICES)
     main()

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from orca_jax.exec.compile import CompileCounter, compile_one
+from orca_jax.exec.compile import CompileCounter, Options, compile_one
 from orca_jax.exec.executor import JaxExecutor
 from orca_jax.exec.expected import LaunchTimes
 from orca_jax.exec.programs import ProgramName, Programs
@@ -24,7 +24,8 @@ def _shapes(*trees: Any) -> Hashable:
 
 def _common(self: Programs) -> Hashable:
     devices = tuple(device.id for device in self._mesh.devices.flat)
-    return devices, jax.config.read("jax_disable_most_optimizations"), self._config.num_rows, self.widths[-1]
+    config, is_quick = self._config, jax.config.read("jax_disable_most_optimizations")
+    return devices, is_quick, config.num_rows, config.has_library, self.widths[-1]
 
 
 def _layers_key(self: Programs, bucket: int, state: Any) -> Hashable:
@@ -89,14 +90,14 @@ _here = threading.local()
 class _Late:
     """A program that is traced and compiled at its first call."""
 
-    def __init__(self, lower: Callable[[], jax.stages.Lowered]) -> None:
-        self._lower = lower
+    def __init__(self, lower: Callable[[], jax.stages.Lowered], options: Options) -> None:
+        self._lower, self._options = lower, options
         self._program: jax.stages.Compiled | None = None
 
     def __call__(self, *args: Any) -> Any:
         if self._program is None:
             _here.is_late = True
-            self._program = compile_one(self._lower(), {})
+            self._program = compile_one(self._lower(), self._options)
             _here.is_late = False
         return self._program(*args)
 
@@ -123,7 +124,7 @@ def compiled_quickly() -> Iterator[None]:
 
 
 def _late_programs(programs: Programs, *_: object) -> dict[ProgramName, _Late]:
-    return {name: _Late(lower) for name, lower in programs.lowerings().items()}
+    return {name: _Late(lower, programs._options) for name, lower in programs.lowerings().items()}
 
 
 def _measure_nothing(executor: JaxExecutor, *_: object) -> LaunchTimes:

@@ -50,12 +50,18 @@ def make_engine(
     config = EngineConfig(
         model=str(REFERENCE / name),
         tokenizer="byte",
-        dtype="float32",
         tensor_parallel_size=devices,
         scheduler=scheduler,
         compile_cache=cache,
         progress=False,
-        **{"max_num_seqs": 4, "page_size": 8, "num_pages": 60, "max_num_batched_tokens": 16, **settings},
+        **{
+            "dtype": "float32",
+            "max_num_seqs": 4,
+            "page_size": 8,
+            "num_pages": 60,
+            "max_num_batched_tokens": 16,
+            **settings,
+        },
     )
     engine = build_engine(config).engine
     yield engine

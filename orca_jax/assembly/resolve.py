@@ -97,6 +97,7 @@ def resolve(
         cache=_cache(choices, placed.config, max_model_len, placed, buckets[-1], free),
         attention_implementation=attention,
         has_library=placed.library is not None,
+        activation_bits=0 if placed.library is None else placed.library.activation_bits,
         compile_cache=directory,
         strict_compile=strict_compile,
         pipeline_parallel_size=len(placed.stages),

@@ -138,12 +138,19 @@ def _configure(settings: dict[str, Any]) -> None:
     jax_cache.reset_cache()
 
 
-Options = Mapping[str, bool | int]
+Options = Mapping[str, bool | int | str]
 """Options of XLA by name."""
 
 
-def compiler_options(platform: str, device_kind: str) -> Options:
+_OF_YNN = "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+"""The operations that XLA for CPUs leaves to the library YNNPACK: products, and no sums."""
+
+
+def compiler_options(platform: str, device_kind: str, *, has_library: bool = False) -> Options:
     """Options of XLA for one kind of device.
+
+    On CPUs YNNPACK adds up arrays of 4,096 numbers or more, in another order than XLA, so the bits of a norm or a
+    softmax would depend on the number of tokens beside it. With the library in C, XLA computes all sums.
 
     By default TPU7x multiplies bfloat16 from tiles of 16 rows, while arrays are stored in tiles of 8: every iteration
     would begin with a copy of all layers' weights, and hold it to the end. With the option off, no copy is made.
@@ -152,6 +159,8 @@ def compiler_options(platform: str, device_kind: str) -> Options:
     From some 34 GB of pages on an H200 on, memory seems short to XLA, and every layer repeats the computations shared
     by all layers: 618 launches a step instead of 468 for Llama-3-8B. The factor, in percent, puts the limit far above.
     """
+    if platform == "cpu" and has_library:
+        return {"xla_cpu_experimental_ynn_fusion_type": _OF_YNN}
     if platform == "gpu":
         return {"xla_gpu_memory_limit_slop_factor": 1000}
     return {"xla_tpu_control_large_2nd_minor_layout_for_x16": False} if device_kind == "TPU7x" else {}

@@ -198,7 +198,7 @@ class Programs:
     @property
     def _options(self) -> Options:
         device = self._mesh.devices.flat[0]
-        return compiler_options(device.platform, device.device_kind)
+        return compiler_options(device.platform, device.device_kind, has_library=self._config.has_library)
 
     @cached_property
     def store(self) -> ProgramStore:

@@ -16,7 +16,8 @@ from orca_jax.startup import StartTimes
 from tests.users import as_user, needs_root, reachable_folder
 
 
-def test_one_generation_of_tpus_and_all_gpus_have_options() -> None:
+def test_one_generation_of_tpus_all_gpus_and_cpus_with_the_library_have_options() -> None:
+    assert compiler_options("cpu", "cpu", has_library=True)
     assert compiler_options("tpu", "TPU7x")
     assert compiler_options("gpu", "NVIDIA H200") == compiler_options("gpu", "NVIDIA A100-SXM4-40GB") != {}
     others = ("tpu", "TPU v6 lite"), ("tpu", "TPU v5"), ("cpu", "cpu")

@@ -37,8 +37,13 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def make_model(name: str, directory: Path) -> Path:
-    """A model directory; its weights are as wide as those of the reference models."""
-    config = config_from_hf(CONFIGS[name])
+    """A directory of one of these models."""
+    return write_model(CONFIGS[name], directory)
+
+
+def write_model(hf: Mapping[str, Any], directory: Path) -> Path:
+    """A directory of a model with this config.json; its weights are as wide as those of the reference models."""
+    config = config_from_hf(dict(hf))
     _, shapes = abstract_decoder(config, "float32", mesh_of(1))
     draw = np.random.default_rng(0)
     flat = {}
@@ -46,7 +51,7 @@ def make_model(name: str, directory: Path) -> Path:
         values = 0.2 * draw.standard_normal(stored_shape(path, leaf.shape, config))
         flat[path] = (values + path.endswith(".scale")).astype(np.float32)
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIGS[name]))
+    (directory / "config.json").write_text(json.dumps(hf))
     save(directory / PARAMS, nested(flat))
     return directory
 

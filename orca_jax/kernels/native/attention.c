@@ -87,7 +87,6 @@ static void write_heads(const void *of_call, int64_t begin, int64_t end) {
 // ---- one group of rows ---------------------------------------------------------------------------------------------
 
 INLINE int64_t num_groups(const Call *call, int64_t row) {
-  if (call->query_len[row] > 1 && !call->has_chunks) return 0;
   return (call->query_len[row] * call->heads + MOST_ROWS - 1) / MOST_ROWS;
 }
 
@@ -111,6 +110,9 @@ INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t group, c
     // -FLT_MAX if there is no sink, and not -inf: -inf - -inf is NaN
     work.top[r] = call->sinks[h], work.sum[r] = call->sinks[h] > -FLT_MAX;
   }
+#if HAS_PAIRS
+  if (width == 2) narrow_queries(&work);
+#endif
   const int64_t begin = most(work.end[0] - call->window, 0), end = work.end[work.rows - 1];
   const int is_writer = call->new_keys != NULL && is_written_later(call, row);
   find(call, &blocks[0], row, head, begin / BLOCK * BLOCK, begin, end, lane, width);
@@ -122,6 +124,9 @@ INLINE void attend(const Call *call, int64_t row, int64_t head, int64_t group, c
     weigh(&work, block, call->window, call->soft_cap, lane);
     if (has_new) put(call, 1, row, end - 1, call->query_start[row], head, 1, width);  // its memory is fetched already
     if (width == 1) scale_weights(&work, block);
+#if HAS_PAIRS
+    if (width == 2) narrow_weights(&work, block);
+#endif
     const int64_t start = block->start + BLOCK;
     if (!is_last)
       find(call, next, row, head, start, begin, end, lane, width);
@@ -154,9 +159,9 @@ static void attend_groups(const void *of_call, int64_t begin, int64_t end) {
 
 // Arguments: queries, keys, values, the page table [R, P], the first query, the number of queries and the context of
 // each request [R], the window, and the sinks; then the scales of keys and values in int8; then, if there are new
-// tokens, their keys and their values. Attributes: the number of devices that share the processors, 1 if requests with
-// several queries are attended, and the soft cap. Results: out, which is 0 for all other queries and for padding; and
-// with new tokens the keys and values, and their scales, in the memory of the arguments.
+// tokens, their keys and their values. Attributes: the number of devices that share the processors, and the soft cap.
+// Results: out, which is 0 for padding; and with new tokens the keys and values, and their scales, in the memory of the
+// arguments.
 XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
   if (is_query(frame)) return NULL;
   const int has_new = frame->rets.size > 1;
@@ -165,7 +170,7 @@ XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
   const XLA_FFI_Buffer *queries = given[0], *keys = given[1], *out = results[0];
   const int width = keys->dtype == XLA_FFI_DataType_S8 ? 1 : keys->dtype == XLA_FFI_DataType_BF16 ? 2 : 4;
   const int num_scales = width == 1 ? 2 : 0, arguments = 9 + num_scales + 2 * has_new;
-  if (frame->args.size != arguments || frame->rets.size != 1 + has_new * (2 + num_scales) || frame->attrs.size != 3)
+  if (frame->args.size != arguments || frame->rets.size != 1 + has_new * (2 + num_scales) || frame->attrs.size != 2)
     return refuse(frame, "attention has other arguments, results or attributes");
   const XLA_FFI_Buffer *const *scales = given + 9, *const *fresh = scales + num_scales;
   for (int i = 1; i < frame->rets.size; i++)
@@ -193,8 +198,7 @@ XLA_FFI_Error *orca_jax_attention(XLA_FFI_CallFrame *frame) {
       .page_size = keys->dims[3],
       .pages_per_row = given[3]->dims[1],
       .window = *(const int32_t *)given[7]->data,
-      .soft_cap = *(const float *)((const XLA_FFI_Scalar *)frame->attrs.attrs[2])->value,
-      .has_chunks = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[1])->value != 0,
+      .soft_cap = *(const float *)((const XLA_FFI_Scalar *)frame->attrs.attrs[1])->value,
       .width = width,
   };
   const int64_t of_token = call.kv_heads * call.channels;

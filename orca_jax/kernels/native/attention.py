@@ -18,9 +18,8 @@ def attend_in_c(
     sinks: Float[Array, " H"] | None = None,
     *,
     soft_cap: float | None,
-    has_chunks: bool = True,
 ) -> tuple[Float[Array, "T K M D"], HeadMajorPages]:
-    """Attention of all requests on one device, after their new tokens are written; 0 for other queries.
+    """Attention of all requests on one device, after their new tokens are written; 0 for padding.
 
     The bits of a query follow from its own context: not from the queries beside it, nor from the page size.
 
@@ -33,7 +32,6 @@ def attend_in_c(
         window: number of tokens that a query sees.
         sinks: as in `Scores`.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
-        has_chunks: True attends the requests with several queries too.
 
     Returns:
         The attention, and the pages.
@@ -57,10 +55,8 @@ def attend_in_c(
     aliases = {place: result for result, place in enumerate(places, start=1)}
     call = jax.ffi.ffi_call(ATTENTION, shapes, input_output_aliases=aliases)
     # The library reads attributes in the order of their names.
-    numbers = {"devices": np.int64(_num_devices()), "has_chunks": np.int64(has_chunks)}
-    out, *written = call(
-        *given, *(each.astype(jnp.float32) for each in new or ()), **numbers, soft_cap=np.float32(soft_cap or 0)
-    )
+    numbers = {"devices": np.int64(_num_devices()), "soft_cap": np.float32(soft_cap or 0)}
+    out, *written = call(*given, *(each.astype(jnp.float32) for each in new or ()), **numbers)
     return out, HeadMajorPages(*written) if written else pages
 
 

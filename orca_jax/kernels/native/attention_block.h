@@ -30,8 +30,7 @@ typedef struct {
   int64_t num_rows, kv_heads, heads, channels, page_size, pages_per_row;
   int64_t window;
   float soft_cap;  // 0: none
-  int width;       // bytes of a stored number: 4 for float32, 2 for bfloat16, 1 for integers with scales
-  int has_chunks;  // false if requests with several queries are only written
+  int width;  // bytes of a stored number: 4 for float32, 2 for bfloat16, 1 for integers with scales
 } Call;
 
 // sum + a * b, rounded once: a compiler may choose either for each of several forms.
@@ -119,6 +118,14 @@ INLINE void fetch(const char *from, int64_t size) {
   for (int64_t byte = 0; byte < size; byte += LINE) __builtin_prefetch(from + byte);
 }
 
+#ifdef __AVX512BF16__
+#define HAS_PAIRS 1  // numbers in bfloat16 are multiplied in pairs
+#else
+#define HAS_PAIRS 0
+#endif
+
+typedef uint32_t Pair __attribute__((aligned(2), may_alias));
+
 typedef struct {
   int64_t rows, channels, stride;  // the stride is the number of tokens of a page
   const float *queries[MOST_ROWS];
@@ -126,7 +133,16 @@ typedef struct {
   float top[MOST_ROWS], sum[MOST_ROWS];  // the largest score, and the sum of weights
   _Alignas(LINE) float scores[MOST_ROWS][BLOCK];  // then the weights
   _Alignas(LINE) float values[MOST_ROWS * MOST_CHANNELS];
+#if HAS_PAIRS
+  struct {
+    _Alignas(LINE) uint16_t weights[BLOCK], queries[MOST_CHANNELS];
+  } narrow[MOST_ROWS];
+#endif
 } Work;
+
+#if HAS_PAIRS
+#include "attention_pairs.h"
+#endif
 
 // Rows at once, so that all are done in as few steps of up to `most` as possible, which are as large as each other.
 INLINE int64_t share_of(int64_t rows, const int64_t most) {
@@ -138,6 +154,12 @@ INLINE int64_t share_of(int64_t rows, const int64_t most) {
 INLINE void score(Work *work, const Part *part, int64_t vector, int64_t row, const int width, const int vectors,
                   const int rows) {
   if (rows * vectors > MOST_SUMS) __builtin_unreachable();
+#if HAS_PAIRS
+  if (width == 2) {
+    score_pairs(work, part, vector, row, vectors, rows);
+    return;
+  }
+#endif
   Vector sums[SCORE_ROWS][MOST_SUMS];
   const float *queries[SCORE_ROWS];
   for (int r = 0; r < rows; r++) {
@@ -285,6 +307,12 @@ INLINE void value(Work *work, const Block *block, int64_t row, int64_t channel, 
     for (int c = 0; c < channels; c++) sums[r][c] = (Vector){0};
   for (int64_t i = 0; i < block->count; i++) {
     const Part *part = &block->parts[i];
+#if HAS_PAIRS
+    if (width == 2) {
+      add_pairs(sums, work, part, row, channel, channels, rows);
+      continue;
+    }
+#endif
     if (part->is_partial)
       add(sums, work, part, row, channel, 1, width, channels, rows);
     else

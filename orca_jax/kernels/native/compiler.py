@@ -36,7 +36,7 @@ NEEDED = ("avx2", "fma", "f16c")
 _AVX512 = (*NEEDED, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _BFLOAT16 = (*_AVX512, "avx512_bf16")
 LEVELS: Mapping[str, Sequence[tuple[str, ...]]] = {
-    "attention": (NEEDED, _AVX512),
+    "attention": (NEEDED, _AVX512, _BFLOAT16),
     "few_bits": (NEEDED, _AVX512, (*_AVX512, "avx512_vnni")),
     "product": (NEEDED, _AVX512, _BFLOAT16, (*_BFLOAT16, "amx_tile", "amx_bf16")),
 }

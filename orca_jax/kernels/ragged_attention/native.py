@@ -1,7 +1,4 @@
-"""Ragged attention on CPUs by the library of `kernels/native`, which also writes the new tokens.
-
-Chunks over bfloat16 pages are XLA's on processors that multiply bfloat16.
-"""
+"""Ragged attention on CPUs by the library of `kernels/native`, which also writes the new tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +7,7 @@ from jaxtyping import Array, Float, Int
 from orca_jax.kernels.kv_pages import HeadMajorPages, KVPages, RowArrays
 from orca_jax.kernels.native import attend_in_c
 from orca_jax.kernels.ragged_attention.api import NO_WINDOW, Scores
-from orca_jax.kernels.ragged_attention.xla import attention_of_blocks, grouped_queries, with_chunks
-from orca_jax.processor import multiplies_bfloat16
+from orca_jax.kernels.ragged_attention.xla import grouped_queries
 
 _LANES, _MOST_CHANNELS = 16, 512  # of a vector and a head, on every processor
 
@@ -55,13 +51,7 @@ def _attend(
     requests: RowArrays,
     scores: Scores,
 ) -> tuple[Float[Array, "T H D"], HeadMajorPages]:
-    # There XLA's products of chunks have twice the rate of float32, which those of the library are in.
-    has_chunks = pages.dtype != jnp.bfloat16 or not multiplies_bfloat16()
     queries = grouped_queries(q, pages, scores.scale)
     window = jnp.asarray(NO_WINDOW if scores.window is None else scores.window)
-    out, pages = attend_in_c(
-        queries, new, pages, requests, window, scores.sinks, soft_cap=scores.soft_cap, has_chunks=has_chunks
-    )
-    if has_chunks:
-        return out[: len(q)].reshape(q.shape).astype(q.dtype), pages
-    return with_chunks(q, requests, attention_of_blocks(queries, pages, requests, scores), out), pages
+    out, pages = attend_in_c(queries, new, pages, requests, window, scores.sinks, soft_cap=scores.soft_cap)
+    return out[: len(q)].reshape(q.shape).astype(q.dtype), pages

@@ -62,13 +62,15 @@ static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t
   int32_t *table = malloc(num_pages * sizeof(int32_t));
   for (int64_t i = 0; i < num_pages; i++) table[i] = num_pages - 1 - i;
   float *sinks = random_ones(kv_heads * heads), *queries = random_ones(tokens * kv_heads * heads * channels);
+  for (int64_t i = 0; width == 2 && i < tokens * kv_heads * heads * channels; i++)
+    queries[i] = from_bfloat16((uint16_t[LANES]){to_bfloat16((Vector){queries[i]})[0]})[0];
   for (int64_t i = 0; i < kv_heads * heads; i++) sinks[i] = rand() % 2 ? -FLT_MAX : sinks[i];
   Call call = {.queries = queries, .sinks = sinks, .keys = pools[0], .values = pools[1], .key_scales = scales[0],
                .value_scales = scales[1], .page_table = table,
                .query_start = starts, .query_len = contexts, .context_len = contexts, .num_rows = ROWS,
                .kv_heads = kv_heads, .heads = heads, .channels = channels, .page_size = page_size,
                .pages_per_row = per_row, .window = rand() % 2 ? INT32_MAX : 1 + rand() % 200,
-               .soft_cap = rand() % 2 ? 0 : 2, .width = width, .has_chunks = 1};
+               .soft_cap = rand() % 2 ? 0 : 2, .width = width};
   call.out = malloc(tokens * kv_heads * heads * channels * sizeof(float));
   // All tokens of the contexts are written as new ones; then the last ones once more, as the call does.
   int32_t from[ROWS], all = 0;
@@ -105,11 +107,12 @@ static double run(int64_t channels, int64_t page_size, int64_t kv_heads, int64_t
 
 int main(void) {
   const int64_t channels[] = {1, 7, 16, 30, 64, 96}, sizes[] = {16, 32, 48, 128, 192}, heads[] = {1, 2, 3, 4, 7, 50};
-  double worst = 0;
+  double worst[2] = {0};
   for (int i = 0; i < 100; i++) {
-    const double error = run(channels[rand() % 6], sizes[rand() % 5], 1 + rand() % 2, heads[rand() % 6], 1 << rand() % 3);
-    if (!(error <= worst)) worst = error;
+    const int width = 1 << rand() % 3, has_pairs = HAS_PAIRS && width == 2;
+    const double error = run(channels[rand() % 6], sizes[rand() % 5], 1 + rand() % 2, heads[rand() % 6], width);
+    if (!(error <= worst[has_pairs])) worst[has_pairs] = error;
   }
-  printf("%g\n", worst);
-  return !(worst < 1e-5);
+  printf("%g %g\n", worst[0], worst[1]);
+  return !(worst[0] < 1e-5 && worst[1] < 4e-3);  // weights of pairs are rounded
 }

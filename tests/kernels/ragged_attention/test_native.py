@@ -50,21 +50,6 @@ def test_native_equals_the_reference(case: Case) -> None:
     assert np.isfinite(found).all(), "padding must stay finite, since it flows through the other layers"
 
 
-@needs_library
-@pytest.mark.usefixtures("quick_compiles")
-def test_chunks_are_those_of_xla_where_it_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: True)
-    case = next(case for case in READ if case.name == "bfloat16")
-    with monkeypatch.context() as without:
-        without.setattr(
-            native, "with_chunks", lambda q, requests, attend, increments: increments[: len(q)].reshape(q.shape)
-        )
-        alone = run(make_arrays(case, seed=1), case, "native").astype(np.float32)
-    assert alone[0].any() and not alone[1:].any(), "the library leaves chunks out"
-    found = run(make_arrays(case, seed=1), case, "native").astype(np.float32)
-    np.testing.assert_allclose(found, reference(case), rtol=1e-5, atol=case.tolerance)
-
-
 def what_a_write_sees(case: Case) -> tuple[Hashable, ...]:
     chunks, padding = any(count > 1 for count, _ in case.requests), case.padding_tokens > 0
     return case.dtype, case.page_dtype, case.page_size > 100, case.num_heads > case.num_kv_heads, chunks, padding
@@ -247,11 +232,8 @@ def test_layers_with_several_windows_share_a_program(name: str) -> None:
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("heads", [1, 3, 7])
-def test_the_bits_of_a_query_follow_from_its_context_alone(
-    heads: int, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bits_of_a_query_follow_from_its_context_alone(heads: int, dtype: str) -> None:
     """One chunk beside another, increments, other borders, and larger pages: no schedule changes a token."""
-    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
     case = Case("a chunk", ((60, 300), (9, 9)), 2 * heads, 2, 24, 16, sliding_window=170, dtype=dtype, page_dtype=dtype)  # type: ignore[arg-type]
     arrays = make_arrays(case)
     q, (table, *_) = arrays.q[:60], arrays.requests
