@@ -20,7 +20,7 @@ in every other round. A cell has our speed, llama.cpp's, and their ratio, a medi
 million random parameters are written by the command and quantised by llama.cpp's program; other shapes have random
 bits. Flags beside a file are ours.
 
-    python -m lab files --streams 1 8 --prompts 512 --num-output 64 --save docs/measured/peers-files.json
+    python -m lab files --streams 1 8 --prompts 512 --num-output 64 --save docs/measured/peers-files-avx512.json
 
 `--files` names types or other files, and flags of ours follow `--`.
 
