@@ -28,8 +28,8 @@ def kind_of(name: QuantizationName | None, source: str) -> Quantization | None:
     Raises:
         ConfigError: the file cannot be read; `param` is "model".
     """
+    if name not in _KEPT or not is_gguf(source):
+        return weights_of(name)
     from orca_jax.model.gguf.weights import has_few_bits
 
-    if name in _KEPT and is_gguf(source) and has_few_bits(Path(source), _KEPT[name]):
-        return None
-    return weights_of(name)
+    return None if has_few_bits(Path(source), _KEPT[name]) else weights_of(name)
