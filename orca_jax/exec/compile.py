@@ -80,9 +80,8 @@ def compile_cache(directory: str | None) -> Iterator[None]:
     """Keep compiled programs in `directory` within this block, including small and quick ones.
 
     A directory that cannot be written is never an error: a warning is logged, and programs are compiled without it.
-    If it exists, the programs in it are used. Files that others could have written are removed first, because JAX runs
-    what it finds. The settings are JAX's own and belong to the process. They are restored at the end for the user's
-    other programs.
+    If it exists, the programs in it are used. JAX runs any file there, so files with other writers are removed first.
+    The settings are JAX's own and belong to the process. They are restored at the end for the user's other programs.
     """
     reason = None if directory is None else _unwritable(directory)
     if directory is None or (reason and not os.path.isdir(directory)) or not _is_trusted(directory):

@@ -11,11 +11,12 @@ INLINE Vector paired(Vector sum, __m512i a, __m512i b) {
 static const char none[2 * 8 * LANES];  // the channel beside the last one, if their number is odd
 
 INLINE void narrow_queries(Work *work) {
-  for (int64_t r = 0; r < work->rows; r++) {
-    for (int64_t d = 0; d < work->channels; d++)
-      work->narrow[r].queries[d] = to_bfloat16((Vector){0} + work->queries[r][d])[0];
-    if (work->channels % 2) work->narrow[r].queries[work->channels] = 0;
-  }
+  for (int64_t r = 0; r < work->rows; r++)
+    for (int64_t d = 0; d < work->channels; d += LANES) {
+      const __mmask16 exists = work->channels - d < LANES ? (1 << (work->channels - d)) - 1 : -1;
+      const Vector part = (Vector)_mm512_maskz_loadu_ps(exists, work->queries[r] + d);
+      *(Halves *)&work->narrow[r].queries[d] = to_bfloat16(part);
+    }
 }
 
 // As `score`.
